@@ -1,0 +1,456 @@
+"""Protocols between floors: what one room needs of another, wired by the launcher.
+
+Data only goes right (explorer → buffer → trainer), weights only go left, by version number. Everything here is
+asynchronous unless it says otherwise, and everything that waits can be cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from triune.records import Group, GroupId, Stop, Task
+from triune.shapes import LogprobsT, TokensT, VersionsT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+# ------------------------------------------------------------------------------------------------ compute
+
+
+class Lane(Protocol):
+    """The one thread of a device on which torch runs; decode steps and micro-batches alternate on it."""
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Run `work(*args)` on the lane, first come first served; its exception is raised here."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------- engine
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch truncation off; `temperature` 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the distribution sampled from differs from the model's at this temperature."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion to sample.
+
+    Attributes:
+        id: For abort and messages: `rollout/turn`.
+        prompt: int32[P], at least one token.
+        sampling: How to choose tokens.
+        seed: 64-bit key of the counter-based uniforms (seed, group, member, attempt, turn); position is the counter.
+        prefix: Requests with the same non-empty prefix name and identical prompt share one prefill.
+    """
+
+    id: str
+    prompt: TokensT
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    prefix: str = ""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sampled.
+
+    Attributes:
+        tokens: int32[n], the sampled stop token included.
+        logprobs: float32[n], of the distribution sampled from, in nats.
+        versions: int32[n], version of the weights that made each token's logits.
+        raw_logprobs: float32[n], temperature applied, untruncated; None when equal to `logprobs`.
+        stop: done (eos, stop id, stop string), length (max_tokens), context (positions used up), aborted.
+    """
+
+    tokens: TokensT
+    logprobs: LogprobsT
+    versions: VersionsT
+    raw_logprobs: LogprobsT | None = None
+    stop: Stop = Stop.DONE
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """One published set of weights.
+
+    Attributes:
+        version: n-th publish; 0 = initial weights; never reused.
+        step: Trainer step it was published after.
+        digest: 64-bit hash (hex) over all name-sorted canonical Hugging Face tensors in the published dtype.
+        dtype: `float32` or `bfloat16`.
+        kind: `full` or `adapter`.
+        base_digest: Digest of the base under an adapter, else "".
+        policy: Name of the policy.
+        epoch: Incarnation of the run that published it.
+        location: Folder of the file channel; "" in process.
+    """
+
+    version: int
+    step: int
+    digest: str
+    dtype: str
+    kind: str = "full"
+    base_digest: str = ""
+    policy: str = "main"
+    epoch: int = 0
+    location: str = ""
+
+
+class Engine(Protocol):
+    """Samples tokens. Embedded torch engine, scripted engine, remote OpenAI-compatible endpoint, vLLM."""
+
+    @property
+    def version(self) -> int:
+        """The last confirmed version; -1 before the first `swap`."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Positions of the model: prompt plus completion."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one completion; raises EngineError. Cancelling the caller frees the slot."""
+        ...
+
+    async def logprobs(self, ids: TokensT, *, temperature: float = 1.0) -> LogprobsT:
+        """float32[T]: log p(ids[t] | ids[:t]); entry 0 is NaN."""
+        ...
+
+    async def swap(self, update: WeightUpdate, tensors: Mapping[str, Tensor]) -> None:
+        """Take weights between two decode steps; running sequences are prefilled again and go on.
+
+        Raises:
+            StaleWeightsError: Digest or the 32-token probe do not agree; the version is not confirmed.
+        """
+        ...
+
+    async def abort(self, ids: Sequence[str] | None = None) -> None:
+        """End these requests (all, when None) with stop `aborted` and what they have."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop decoding; requests wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Undo `pause`."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters since the last call: tokens, seconds busy, seconds idle, running, waiting."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; running requests raise EngineError."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------- workflow, reward
+
+
+@runtime_checkable
+class Workflow(Protocol):
+    """`await workflow(task, model)` or a plain function; returns a reward, a `Reward`, or experiences."""
+
+    def __call__(self, task: Task, model: Any) -> Any: ...
+
+
+class Reward(msgspec.Struct, frozen=True, kw_only=True):
+    """A total with its raw, unweighted parts; `is_valid` False when the verifier failed."""
+
+    total: float
+    parts: Mapping[str, float] = {}
+    metrics: Mapping[str, float] = {}
+    is_valid: bool = True
+
+
+class RewardFn(Protocol):
+    """Scores one answer: `reward(task, answer) -> float | Reward`, plain or async."""
+
+    def __call__(self, task: Task, answer: str) -> Any: ...
+
+
+class TaskStream(Protocol):
+    """Tasks in training order, resumable: `cursor` is JSON-like and goes into the store with each admission."""
+
+    @property
+    def data_hash(self) -> str:
+        """Hash over the rows and the mapping; a changed data set refuses to resume."""
+        ...
+
+    def next(self) -> tuple[Task, Any] | None:
+        """The next task and the cursor after it; None at the end."""
+        ...
+
+    def seek(self, cursor: Any) -> None:
+        """Go on after `cursor`; None = from the start."""
+        ...
+
+    def find(self, taskset: str, key: str) -> Task | None:
+        """A task by identity, for open admissions to be dispatched again."""
+        ...
+
+
+class Operator(Protocol):
+    """One stage of a pipeline on experience; pure. None drops the group (stored, with the operator's name)."""
+
+    def __call__(self, group: Group) -> Group | None: ...
+
+
+# ------------------------------------------------------------------------------------------------- buffer
+
+
+class EntryState(StrEnum):
+    """Where an entry is; only `ready` can be leased (CONTRACTS C3)."""
+
+    WAITING = "waiting"
+    RAW = "raw"
+    SHAPING = "shaping"
+    READY = "ready"
+    SPENT = "spent"
+    DROPPED = "dropped"
+    EXPIRED = "expired"
+    EVICTED = "evicted"
+
+
+class Refund(StrEnum):
+    """Why an admitted group gave its slot back without being trained on."""
+
+    DROPPED = "dropped"
+    INVALID = "invalid"
+    TOO_SMALL = "too_small"
+    STALE = "stale"
+    LOST = "lost"
+    QUARANTINED = "quarantined"
+
+
+class AdmissionRule(msgspec.Struct, frozen=True, kw_only=True):
+    """`admitted - refunded < (version + max_staleness + 1) x fresh`; `fresh` = every x fresh groups per step.
+
+    `limit` bounds the run: no more groups are admitted than its steps can use (None = no bound).
+    """
+
+    max_staleness: int
+    fresh: float
+    limit: int | None = None
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to train once on one revision of one entry."""
+
+    entry: str
+    revision: int
+    use_no: int
+    group: Group
+
+
+class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `browse`: everything about an entry but its arrays."""
+
+    entry: str
+    state: EntryState
+    reason: str
+    revision: int
+    buffer: str
+    source: str
+    num_records: int
+    reward: float | None
+    oldest_version: int
+    priority: float
+    uses: int
+    created_s: float
+
+
+class Buffer(Protocol):
+    """Where experience is kept, durable and prioritised, between explorer and trainer (CONTRACTS C3–C5, C7).
+
+    A run opens the store and gets an epoch, one more than any before; calls of an older epoch raise FencedError.
+    """
+
+    async def open_run(self, run: str, *, config_hash: str, data_hash: str) -> int:
+        """Register an incarnation of `run` and return its epoch. Fences all older ones of the same run."""
+        ...
+
+    async def join_run(self, run: str, *, timeout_s: float) -> int:
+        """Epoch of the running incarnation (for an explorer beside a trainer); waits until there is one."""
+        ...
+
+    # ---- admission and the ledger
+
+    async def admit(self, task: Task, rule: AdmissionRule, *, cursor: Any = None) -> GroupId | None:
+        """Wait for a slot, take it and advance the task cursor, in one transaction.
+
+        Returns:
+            The group's identity (with its visit), or None once the run was finished or its limit reached.
+        """
+        ...
+
+    async def open_admissions(self) -> list[GroupId]:
+        """Groups admitted but neither put nor refunded, in ledger order (to be dispatched again on resume)."""
+        ...
+
+    async def refund(self, group: GroupId, reason: Refund) -> None:
+        """Give a slot back, once per group."""
+        ...
+
+    async def cursor(self) -> Any:
+        """Task cursor committed with the last admission; None at the start."""
+        ...
+
+    # ---- entries
+
+    async def put(self, raw: Group, shaped: Group | None = None, *, dropped_by: str = "", buffer: str = "main") -> str:
+        """Store a closed group: raw as revision 0 and, in the same transaction, `shaped` as revision 1.
+
+        `dropped_by` stores it as dropped by that operator and refunds its slot. A group with an unknown reward is
+        `waiting`. Idempotent by (group, epoch, members' attempts).
+
+        Returns:
+            The entry's id, `str(group.id)`.
+        """
+        ...
+
+    async def revise(self, entry: str, group: Group, *, operators: Sequence[str], buffer: str = "main") -> int:
+        """Add a revision, and return its number."""
+        ...
+
+    async def lease(
+        self, num: int, *, buffer: str = "main", min_version: int = 0, ahead: int | None = None, wait: bool = True
+    ) -> list[Lease]:
+        """Take up to `num` ready entries in order of (class, score); entries older than `min_version` are refunded as stale.
+
+        Waits until `num` are there; returns fewer only when `end` was declared (then what is left, at last []), or
+        at once with `wait` False.
+        """
+        ...
+
+    async def renew(self) -> None:
+        """Heartbeat: this epoch's leases live on."""
+        ...
+
+    async def ack(self, uses: Sequence[tuple[str, int]], *, checkpoint: str, step: int) -> None:
+        """The checkpoint on disk contains these (entry, use_no); idempotent."""
+        ...
+
+    async def give_back(self, uses: Sequence[tuple[str, int]] | None = None) -> int:
+        """Return leases untrained (all of this consumer, when None); the number returned."""
+        ...
+
+    async def amend(self, entry: str, patch: Mapping[str, Any], *, by: str, key: str) -> str:
+        """Change what is not yet trained: `applied`, `deferred`, `reissued` or `expired`; idempotent by key."""
+        ...
+
+    async def end(self, reason: str) -> None:
+        """No more groups will come: every waiting reader wakes."""
+        ...
+
+    async def finish(self, reason: str) -> None:
+        """The trainer wants no more: every waiting explorer wakes."""
+        ...
+
+    async def browse(self, *, buffer: str | None = None, state: str | None = None, limit: int = 100) -> list[EntryInfo]:
+        """Newest first."""
+        ...
+
+    async def read(self, entry: str, *, revision: int | None = None) -> Group:
+        """One entry, its newest revision by default."""
+        ...
+
+    async def stats(self) -> Mapping[str, float]:
+        """Depth per state, uses per state, admitted, refunded, age."""
+        ...
+
+    # ---- versions
+
+    async def begin_version(self, step: int) -> int:
+        """Reserve the next version number (never reused, also after a crash)."""
+        ...
+
+    async def commit_version(self, update: WeightUpdate) -> None:
+        """The weights are there to be fetched: admission counts with them from now on."""
+        ...
+
+    async def latest_version(self) -> WeightUpdate | None:
+        """The newest committed version on the surviving line."""
+        ...
+
+    async def wait_version(self, newer_than: int) -> WeightUpdate | None:
+        """Wait for a newer one; None once the run was finished."""
+        ...
+
+    async def resume_at(self, *, step: int, version: int, consumed: Sequence[tuple[str, int]], checkpoint: str, strict: bool) -> None:
+        """Bring the store to a checkpoint: re-acknowledge `consumed`, return other leases, mark later versions lost.
+
+        With `strict` (max_staleness 0) groups sampled by lost versions are dropped and their tasks admitted again.
+        """
+        ...
+
+    # ---- steering
+
+    async def control(self) -> list[Mapping[str, Any]]:
+        """Unacknowledged rows of the control table (pause, resume, stop, set), oldest first."""
+        ...
+
+    async def close(self) -> None:
+        """Flush and close."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------- sync, monitor
+
+
+class WeightChannel(Protocol):
+    """Moves weights from trainer to engines, by version."""
+
+    async def publish(self, state: Mapping[str, Tensor], *, step: int) -> WeightUpdate:
+        """Make a consistent copy available under a new version."""
+        ...
+
+    async def fetch(self, update: WeightUpdate) -> Mapping[str, Tensor]:
+        """The tensors of a version; never half-updated, never changed afterwards."""
+        ...
+
+
+class Monitor(Protocol):
+    """One metric stream for all roles, with the step as its axis."""
+
+    def log(self, metrics: Mapping[str, float], *, role: str, step: int) -> None:
+        """Write one row to every sink; cheap, never raises for a full disk without naming the sink."""
+        ...
+
+    def timed(self, stage: str) -> AbstractContextManager[None]:
+        """Count the wall-clock time of a stage; summed into the next `log` as `time/<stage>_s`."""
+        ...
+
+    def waiting(self, role: str, for_what: str) -> AbstractContextManager[None]:
+        """Inside, `role` waits; the console says for what and since when."""
+        ...
+
+
+class CheckpointStore(Protocol):
+    """Atomic folders `checkpoints/step-N/`."""
+
+    def latest(self) -> str | None:
+        """The newest complete checkpoint, or None."""
+        ...
