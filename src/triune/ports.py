@@ -212,6 +212,55 @@ class TaskStream(Protocol):
         ...
 
 
+class Refund(StrEnum):
+    """Why an admitted group gave its slot back without being trained on."""
+
+    DROPPED = "dropped"
+    INVALID = "invalid"
+    TOO_SMALL = "too_small"
+    STALE = "stale"
+    LOST = "lost"
+    QUARANTINED = "quarantined"
+
+
+class GroupOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How running a group ended.
+
+    Attributes:
+        group: Experiences of all finished rollouts, invalid ones included; None when nothing was recorded.
+        refund: Why the group cannot be trained on (too few valid members, quarantined, stale); None = put it.
+        num_failed: Attempts that failed, retries included.
+        metrics: To the monitor.
+    """
+
+    group: Group | None
+    refund: Refund | None = None
+    num_failed: int = 0
+    metrics: Mapping[str, float] = {}
+
+
+class Rollouts(Protocol):
+    """Runs the rollouts of one task instance; implemented by the explorer's scheduler, used by evaluation."""
+
+    async def run(
+        self, group: GroupId, task: Task, *, num: int, sampling: Sampling | None = None, training: bool = True
+    ) -> GroupOutcome:
+        """Run `num` rollouts; never raises for a failed rollout, always ends within the rollout deadline."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Measures one version on the held-out task sets."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether a version published after this step is to be measured."""
+        ...
+
+    async def evaluate(self, update: WeightUpdate) -> Mapping[str, float]:
+        """Run the evaluation on an engine that serves `update` throughout, log it and return its metrics."""
+        ...
+
+
 class Operator(Protocol):
     """One stage of a pipeline on experience; pure. None drops the group (stored, with the operator's name)."""
 
@@ -232,17 +281,6 @@ class EntryState(StrEnum):
     DROPPED = "dropped"
     EXPIRED = "expired"
     EVICTED = "evicted"
-
-
-class Refund(StrEnum):
-    """Why an admitted group gave its slot back without being trained on."""
-
-    DROPPED = "dropped"
-    INVALID = "invalid"
-    TOO_SMALL = "too_small"
-    STALE = "stale"
-    LOST = "lost"
-    QUARANTINED = "quarantined"
 
 
 class AdmissionRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -177,13 +177,36 @@ def construct(target: type[T], fields: Mapping[str, Any], where: str) -> T:
             near = difflib.get_close_matches(name, known, n=1)
             do = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no fields'}"
             raise ConfigError(f"{where}.{name}", f"{target.__name__} has no such field", "", do)
+    bricks = {field.name: field for field in dataclasses.fields(target) if "kind" in field.metadata}
+    values = dict(fields)
+    for name in bricks.keys() & values.keys():
+        values[name] = _brick_value(bricks[name], values[name], f"{where}.{name}")
     try:
-        return _adapter(target).validate_python(dict(fields))
+        return _adapter(target).validate_python(values)
     except ValidationError as error:
         problems = [
             f"{where}.{'.'.join(map(str, item['loc']))}: found {item['input']!r}; {item['msg']}" for item in error.errors()
         ]
         raise ConfigError(where, "\n  ".join(problems)) from None
+
+
+def brick_field(kind: str, default: Any) -> Any:
+    """A dataclass field that holds another brick.
+
+    In a run file `{use: other, …}` replaces it, and a mapping without `use` changes single fields of the default.
+    The field's annotation is `Any`, or a type whose instances pydantic accepts unchanged.
+    """
+    return dataclasses.field(default=default, metadata={"kind": kind})
+
+
+def _brick_value(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
+    if isinstance(value, str) or (isinstance(value, Mapping) and "use" in value):
+        return build(field.metadata["kind"], value, where)
+    if not isinstance(value, Mapping):
+        return value
+    if not dataclasses.is_dataclass(field.default):
+        raise ConfigError(where, f"found {dict(value)!r} without `use`", f"`use: NAME` of a {field.metadata['kind']}")
+    return construct(type(field.default), {**fields_of(field.default), **value}, where)
 
 
 _adapters: dict[type, TypeAdapter[Any]] = {}

@@ -1,0 +1,6 @@
+"""Binary encoding of groups, without pickle. (Front door; see the contract tests.)"""
+from __future__ import annotations
+from triune.records.group import Group
+WIRE_VERSION = 1
+def encode_group(group: Group) -> bytes: ...
+def decode_group(blob: bytes) -> Group: ...
