@@ -1,0 +1,1 @@
+"""Built-in alarms, one a file."""
