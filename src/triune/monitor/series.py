@@ -9,8 +9,8 @@ from collections.abc import Iterator
 class Series:
     """Values of one metric by step; holds at most `capacity` points however long the run is.
 
-    When full, neighbouring points are merged into their mean, so the resolution halves and the shape stays. First, last,
-    smallest and largest value are exact.
+    When full, neighbouring points are merged into their mean, so the resolution halves and the shape stays. First,
+    last, smallest and largest value are exact.
     """
 
     __slots__ = ("_pending", "_points", "_stride", "capacity", "first", "last", "maximum", "minimum")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 class StepMerger:
     """Averages what the other roles logged during a step and adds the trainer's own values.
 
-    A step is complete with the trainer's first row of it. Without a trainer (`triune explore`) it is complete when a row of a
-    later step arrives.
+    A step is complete with the trainer's first row of it. Without a trainer (`triune explore`) it is complete when a
+    row of a later step arrives.
     """
 
     def __init__(self) -> None:

@@ -19,8 +19,8 @@ from triune.registry import brick
 class Jsonl:
     """Append every row to a file, one JSON object per line with `step`, `role` and `time_s`.
 
-    A line is one `write` call, so a killed process loses no complete row and leaves no torn one that the next start would
-    not cut off. NaN is written as null.
+    A line is one `write` call, so a killed process loses no complete row and leaves no torn one that the next start
+    would not cut off. NaN is written as null.
     """
 
     path: str = "metrics.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,13 +26,14 @@ class Tensorboard:
 
     def __call__(self, info: RunInfo) -> OpenSink:
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
+            events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+            summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise MissingDependency(
                 "monitor.sinks", f"tensorboard is not installed ({error})", "", "pip install 'triune[tensorboard]'"
             ) from error
-        return _Events(EventFileWriter(str(info.folder / self.path)), event_pb2.Event, summary_pb2.Summary)
+        return _Events(EventFileWriter(str(info.folder / self.path)), events.Event, summaries.Summary)
 
 
 class _Events:
