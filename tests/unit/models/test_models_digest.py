@@ -1,4 +1,5 @@
 import torch
+
 from triune.models.digest import weight_digest
 
 
