@@ -65,9 +65,7 @@ class Wait:
     def __enter__(self) -> None:
         self._waits.begin(self)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._waits.end(self)
 
 
