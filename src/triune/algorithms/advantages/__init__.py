@@ -1,0 +1,1 @@
+"""Advantages: how much better a rollout was than what was expected; one brick a file."""

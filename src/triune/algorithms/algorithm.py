@@ -1,0 +1,168 @@
+"""An algorithm names its bricks; everything it does is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from triune.algorithms.advantages.none import NoAdvantage
+from triune.algorithms.entropies.none import NoEntropy
+from triune.algorithms.kls.none import NoKL
+from triune.algorithms.policy_losses.reinforce import Reinforce
+from triune.algorithms.progress import Progress
+from triune.algorithms.samplings.fifo import Fifo
+from triune.algorithms.terms import Term, metric
+from triune.errors import ConfigError, TrainingError
+from triune.registry import brick_field
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from triune.algorithms.divider import AllSum
+    from triune.algorithms.micro_batch import MicroBatch
+
+LOSS_BRICKS = ("policy_loss", "kl", "entropy")
+"""Fields whose bricks yield terms, in the order in which they are called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """Base of the zoo: bricks by kind, and what the explorer and the trainer must know of them.
+
+    Attributes:
+        group_size: Rollouts of every task.
+        min_group: Fewest valid rollouts a group is trained with; null = `group_size`.
+        advantage: Credits rollouts, either on each group in the pipeline or on the whole batch in the trainer.
+        policy_loss: Yields the main terms.
+        kl: Yields the term that holds the policy near the reference.
+        entropy: Yields the term that keeps the policy from collapsing.
+        sampling: Chooses what a step trains on.
+        old_logprobs: Whether log-probs of the policy that begins a step are recomputed before its first update: `auto`
+            = when a step has several updates, a brick needs them, or the loss is decoupled and data may be stale.
+    """
+
+    group_size: Annotated[int, Field(ge=1)] = 8
+    min_group: Annotated[int, Field(ge=1)] | None = None
+    advantage: Any = brick_field("advantage", NoAdvantage())
+    policy_loss: Any = brick_field("policy_loss", Reinforce())
+    kl: Any = brick_field("kl", NoKL())
+    entropy: Any = brick_field("entropy", NoEntropy())
+    sampling: Any = brick_field("sampling", Fifo())
+    old_logprobs: Literal["auto", "always", "never"] = "auto"
+
+    @property
+    def smallest_group(self) -> int:
+        """`min_group`, or `group_size` when it is null."""
+        return self.group_size if self.min_group is None else self.min_group
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Streams the loss reads: `advantages`, `old_logprobs`, `ref_logprobs`, `values`, `entropy`, …."""
+        return frozenset().union(*(getattr(self.brick(name), "needs", frozenset()) for name in LOSS_BRICKS))
+
+    def brick(self, name: str) -> Any:
+        """The brick in a field."""
+        return getattr(self, name)
+
+    def recomputes_old(self, *, num_updates: int, max_staleness: int) -> bool:
+        """Whether prepare computes `old_logprobs`, for this many updates per step and this staleness bound."""
+        if self.old_logprobs != "auto":
+            return self.old_logprobs == "always"
+        is_decoupled = getattr(self.policy_loss, "is_decoupled", False)
+        return num_updates > 1 or "old_logprobs" in self.needs or (is_decoupled and max_staleness > 0)
+
+    def batch_advantages(
+        self, batches: Sequence[MicroBatch], *, num_rollouts: int, all_sum: AllSum | None = None
+    ) -> list[Tensor] | None:
+        """Advantages that need the whole step, computed by the trainer's prepare after the other streams.
+
+        Args:
+            batches: All micro-batches of the step on this rank.
+            num_rollouts: Rollouts of the step over all ranks, as numbered in `MicroBatch.rollouts`.
+            all_sum: Sum over ranks; None on one rank.
+
+        Returns:
+            [B, T] for each micro-batch, or None when the pipeline made them (`advantage.where` is `pipeline`).
+        """
+        if getattr(self.advantage, "where", "pipeline") == "pipeline":
+            return None
+        return self.advantage.over_batch(batches, all_sum or (lambda vector: vector), num_rollouts)
+
+    def state0(self) -> dict[str, Any]:
+        """State of all bricks at the start; msgpack-able, saved with every checkpoint."""
+        return {name: _optional(self.brick(name), "state0", dict) for name in LOSS_BRICKS}
+
+    def update(self, state: Mapping[str, Any], stats: Mapping[str, float]) -> dict[str, Any]:
+        """State after an optimiser update, from its metrics over all ranks (`Divider.metrics`)."""
+        return {name: _optional(self.brick(name), "update", lambda old, _: old, state[name], stats) for name in state}
+
+    def terms(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
+        """All terms of a micro-batch: the bricks', and what is always watched.
+
+        Raises:
+            TrainingError: Two terms share a name, or a value and its mask differ in shape.
+        """
+        found: list[Term] = []
+        for name in LOSS_BRICKS:
+            found += self.brick(name)(batch, state.get(name, {}), progress)
+        found += _watched(batch, {term.name for term in found})
+        seen: set[str] = set()
+        for term in found:
+            if term.name in seen:
+                raise TrainingError("algorithm", f"two terms are called {term.name!r}", "one name each", "rename one")
+            if term.value.shape != term.mask.shape:
+                shapes = f"value {tuple(term.value.shape)} and mask {tuple(term.mask.shape)}"
+                raise TrainingError(f"algorithm, term {term.name!r}", shapes, "one shape")
+            seen.add(term.name)
+        return found
+
+    def check(self, where: str = "algorithm") -> None:
+        """Raise ConfigError for a combination that cannot work, with what to write instead."""
+        if self.smallest_group > self.group_size:
+            found = f"found {self.min_group} with `group_size: {self.group_size}`"
+            raise ConfigError(f"{where}.min_group", found, "at most the group size", "lower it")
+        wanted = getattr(self.advantage, "least_group", 1)
+        if self.smallest_group < wanted:
+            key = "group_size" if self.group_size < wanted else "min_group"
+            found = f"found {self.smallest_group}, but {_name(self.advantage)} compares the rollouts of a task"
+            raise ConfigError(
+                f"{where}.{key}",
+                found,
+                f"at least {wanted}",
+                f"write `{key}: {max(wanted, 8)}`, or `advantage: reinforce`",
+            )
+        if "advantages" in self.needs and not getattr(self.advantage, "makes_advantages", True):
+            found = f"{_name(self.policy_loss)} needs advantages and `advantage: none` makes none"
+            raise ConfigError(f"{where}.advantage", found, "", "write `advantage: grpo`, or `policy_loss: sft`")
+        if self.old_logprobs == "never" and "old_logprobs" in self.needs:
+            found = f"found 'never', but {_name(self.policy_loss)} needs them"
+            raise ConfigError(f"{where}.old_logprobs", found, "", "write `old_logprobs: auto`")
+        for name in ("advantage", *LOSS_BRICKS, "sampling"):
+            check = getattr(self.brick(name), "check", None)
+            if check is not None:
+                check(f"{where}.{name}")
+
+
+def _watched(batch: MicroBatch, taken: set[str]) -> list[Term]:
+    """Metrics of every algorithm: sampler against trainer, tokens without behaviour, entropy."""
+    known = batch.known_behaviour
+    current = batch.streams.get("old_logprobs", batch.logprobs)
+    by_policy = batch.from_sources("policy")
+    found = [
+        metric("logprob_gap", (current - batch.behaviour_logprobs).abs(), known & by_policy),
+        metric("tokens_without_behaviour", (~known).to(batch.behaviour_logprobs.dtype), batch.action_mask, per="sum"),
+    ]
+    if "entropy" not in taken:  # the mean surprise of its own samples estimates a policy's entropy
+        found.append(metric("entropy", -batch.logprobs, by_policy))
+    return found
+
+
+def _optional(target: Any, method: str, default: Any, *arguments: Any) -> Any:
+    return getattr(target, method, default)(*arguments)
+
+
+def _name(target: Any) -> str:
+    return getattr(target, "__brick__", (None, type(target).__name__))[1]

@@ -1,0 +1,1 @@
+"""Entropy terms; one brick a file."""

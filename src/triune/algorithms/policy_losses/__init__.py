@@ -1,0 +1,1 @@
+"""Policy losses: terms that move the policy; one brick a file."""

@@ -1,0 +1,1 @@
+"""Sampling strategies: what a step trains on; one brick a file."""

@@ -1,0 +1,1 @@
+"""Published algorithms: each file names its bricks and its paper."""
