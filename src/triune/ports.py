@@ -469,6 +469,18 @@ class WeightChannel(Protocol):
         """The tensors of a version; never half-updated, never changed afterwards."""
         ...
 
+    async def restore(self, update: WeightUpdate, state: Mapping[str, Tensor]) -> None:
+        """Offer a committed version again after a resume; raises EngineError when the state is not that version's."""
+        ...
+
+    def pin(self, version: int) -> None:
+        """Keep a version until `unpin` (evaluation reads it for longer than the channel keeps others)."""
+        ...
+
+    def unpin(self, version: int) -> None:
+        """Undo one `pin`."""
+        ...
+
 
 class Monitor(Protocol):
     """One metric stream for all roles, with the step as its axis."""

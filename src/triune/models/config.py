@@ -26,7 +26,7 @@ class ModelSettings(Settings):
     """The policy that is trained."""
 
     path: str = "triune/nano"
-    """`triune/nano` (shipped), a folder (Hugging Face, an exported adapter, GGUF), or the name of a model on the hub."""
+    """`triune/nano` (shipped), a folder (Hugging Face, an exported adapter, GGUF), or a name on the hub."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the master weights that the optimiser changes. `auto` is float32: in bfloat16 small updates round away."""

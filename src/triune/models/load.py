@@ -39,7 +39,7 @@ def load_model(settings: ModelSettings, device: str | torch.device = "cpu", *, s
     source = resolve_model(settings.path)
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source.location, dtype=dtype, trust_remote_code=settings.trust_remote_code, **source.arguments()
         )
     except (OSError, ValueError, KeyError) as error:
@@ -72,9 +72,10 @@ def _add_adapter(model: Any, source: ModelSource, lora: LoraSettings | None, see
             )
         return adapted
     assert lora is not None
-    targets = lora.targets if lora.targets == "all-linear" else list(lora.targets)
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    alpha: Any = lora.alpha  # peft says int and takes any number
     config: Any = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     config.base_model_name_or_path = source.name
     with torch.random.fork_rng():

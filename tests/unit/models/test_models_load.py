@@ -91,7 +91,7 @@ def test_case_50_training_goes_on_from_an_exported_adapter_with_its_rank_and_alp
     trained = {name for name, p in again.named_parameters() if p.requires_grad}
     assert trained == {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained
-    with pytest.raises(ConfigError, match="those of .*rank 4, alpha 32"):
+    with pytest.raises(ConfigError, match=r"those of .*rank 4, alpha 32"):
         load_model(ModelSettings(path=adapter, lora=LoraSettings(rank=4, alpha=8)))
 
 
