@@ -43,7 +43,8 @@ class GroupId(msgspec.Struct, frozen=True, order=True):
         parts = text.split("/")
         if len(parts) != 4 or not parts[3].isdigit():
             raise RecordError("group id", repr(text), "run/taskset/task_key/visit")
-        return cls(*(unquote(part) for part in parts[:3]), int(parts[3]))
+        run, taskset, task_key = (unquote(part) for part in parts[:3])
+        return cls(run, taskset, task_key, int(parts[3]))
 
 
 class RolloutId(msgspec.Struct, frozen=True, order=True):

@@ -1,0 +1,111 @@
+"""Arrays of many sequences as few: one column per name, concatenated along the first axis.
+
+A column is described in the header by `[name, dtype, tail, rows, offset, size]`: numpy's dtype string (`"bits"` for a
+packed mask), the shape after the first axis, the numbers of the sequences that have it (None = all), its place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from triune.errors import WireError
+
+BITS = "bits"
+_ALIGNMENT = 8
+_FILL = [bytes(count) for count in range(_ALIGNMENT)]
+
+Description = tuple[str, str, tuple[int, ...], list[int] | None, int, int]
+
+
+class ColumnWriter:
+    """Collects arrays by name and lays them out one after the other, each on an 8-byte boundary."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self.num_sequences = num_sequences
+        self.descriptions: list[Description] = []
+        self.chunks: list[bytes] = []
+        self._size = 0
+
+    def add(self, name: str, arrays: Sequence[np.ndarray], rows: Sequence[int] | None = None) -> None:
+        """Add one column of arrays that share dtype and tail; `rows` are their sequences, None = all in order."""
+        joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        if joined.dtype.kind == "b":
+            code, data = BITS, np.packbits(joined).tobytes()
+        elif joined.dtype.kind in "iuf":
+            if sys.byteorder == "big":
+                joined = joined.astype(joined.dtype.newbyteorder("<"))
+            code, data = joined.dtype.str, joined.tobytes()
+        else:
+            raise WireError(name, f"an array of {joined.dtype}", "numbers", "keep free-form values in `info`")
+        some = None if rows is None or len(rows) == self.num_sequences else list(rows)
+        self.descriptions.append((name, code, joined.shape[1:], some, self._size, len(data)))
+        self.chunks.append(data)
+        fill = -len(data) % _ALIGNMENT
+        if fill:
+            self.chunks.append(_FILL[fill])
+        self._size += len(data) + fill
+
+    def add_mixed(self, found: Iterable[tuple[int, str, np.ndarray]]) -> None:
+        """Add arrays that only some sequences have, or that differ in dtype or tail, as (row, name, array)."""
+        columns: dict[tuple[str, Any, tuple[int, ...]], tuple[list[int], list[np.ndarray]]] = {}
+        for row, name, array in found:
+            rows, arrays = columns.setdefault((name, array.dtype, array.shape[1:]), ([], []))
+            rows.append(row)
+            arrays.append(array)
+        for (name, _, _), (rows, arrays) in columns.items():
+            self.add(name, arrays, rows)
+
+
+def read_columns(
+    data: memoryview, descriptions: Sequence[Sequence[Any]], lengths: Sequence[int]
+) -> list[dict[str, Any]]:
+    """For each sequence its arrays by name, read-only, as views of `data` (masks are unpacked once per column).
+
+    Columns named `a.b` end in a mapping `a` under the name `b`.
+
+    Raises:
+        WireError: A column does not lie inside the data, or is not as long as its sequences.
+    """
+    found: list[dict[str, Any]] = [{} for _ in lengths]
+    ends = _ends(lengths)
+    for name, code, tail, rows, offset, size in descriptions:
+        if offset < 0 or size < 0 or offset + size > len(data):
+            raise WireError(
+                "wire", f"column {name!r} ends at byte {offset + size} of {len(data)}", "columns inside the blob"
+            )
+        column_ends = ends if rows is None else _ends([lengths[row] for row in rows])
+        targets = found if rows is None else [found[row] for row in rows]
+        section, dot, rest = name.partition(".")
+        if dot:
+            name, targets = rest, [target.setdefault(section, {}) for target in targets]
+        total = column_ends[-1] if column_ends else 0
+        column = _read_column(data[offset : offset + size], code, tuple(tail), total)
+        start = 0
+        for end, arrays in zip(column_ends, targets, strict=True):
+            arrays[name] = column[start:end]
+            start = end
+    return found
+
+
+def _ends(lengths: Sequence[int]) -> list[int]:
+    total, ends = 0, []
+    for length in lengths:
+        total += length
+        ends.append(total)
+    return ends
+
+
+def _read_column(data: memoryview, code: str, tail: tuple[int, ...], total: int) -> np.ndarray:
+    if code == BITS:
+        count = total
+        for size in tail:
+            count *= size
+        column = np.unpackbits(np.frombuffer(data, np.uint8), count=count).view(np.bool_)
+        column.flags.writeable = False
+    else:
+        column = np.frombuffer(data, code)
+    return column.reshape(total, *tail) if tail else column if len(column) == total else column.reshape(total)
