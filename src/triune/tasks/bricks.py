@@ -1,0 +1,69 @@
+"""Which workflow and which reward a task is run with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from triune import registry
+from triune.records import Task
+from triune.tasks.scoring import Scorer, as_reward
+from triune.tasks.taskset import OpenTaskset
+
+
+class TaskBricks:
+    """Finds the workflow and the reward of a task: the row's own, else its task set's, else the run's.
+
+    Args:
+        tasksets: All sets of the run, for training and evaluation; their names differ.
+        workflow: For sets that name none; what was passed to `triune.run(workflow=…)` stands above a set's own.
+        reward: Likewise.
+    """
+
+    def __init__(
+        self,
+        tasksets: Iterable[OpenTaskset],
+        *,
+        default_workflow: Any = None,
+        workflow: Any = None,
+        reward: Any = None,
+    ) -> None:
+        settings = {taskset.name: taskset.settings for taskset in tasksets}
+        self._workflows = {name: workflow or each.workflow or default_workflow for name, each in settings.items()}
+        self._default = workflow or default_workflow
+        self._rewards = {name: _scorer(reward or each.reward) for name, each in settings.items()}
+        self._reward = _scorer(reward)
+        self._built: dict[bytes, Any] = {}
+
+    def workflow(self, task: Task) -> Any:
+        """The workflow, built; None when nobody names one.
+
+        Raises:
+            ConfigError: The row names one that does not exist.
+        """
+        if task.workflow is None:
+            return self._workflows.get(task.taskset, self._default)
+        return self._build("workflow", task.workflow, task)
+
+    def reward(self, task: Task) -> Scorer | None:
+        """The reward, ready to be called; None when the workflow brings its own.
+
+        Raises:
+            ConfigError: The row names one that does not exist.
+        """
+        if task.reward is None:
+            return self._rewards.get(task.taskset, self._reward)
+        return self._build("reward", task.reward, task)
+
+    def _build(self, kind: str, spec: Mapping[str, Any], task: Task) -> Any:
+        key = kind.encode() + msgspec.json.encode(spec, order="sorted")
+        if key not in self._built:
+            made = registry.build(kind, spec, f"task {task.taskset}/{task.key}: {kind}")
+            self._built[key] = as_reward(made) if kind == "reward" else made
+        return self._built[key]
+
+
+def _scorer(reward: Any) -> Scorer | None:
+    return None if reward is None else as_reward(reward)

@@ -1,0 +1,1 @@
+"""Task sets, one kind a file."""
