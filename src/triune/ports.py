@@ -231,12 +231,14 @@ class GroupOutcome(msgspec.Struct, frozen=True, kw_only=True):
         refund: Why the group cannot be trained on (too few valid members, quarantined, stale); None = put it.
         num_failed: Attempts that failed, retries included.
         metrics: To the monitor.
+        failures: Each failed attempt: member, attempt, boundary, stop, error.
     """
 
     group: Group | None
     refund: Refund | None = None
     num_failed: int = 0
     metrics: Mapping[str, float] = {}
+    failures: tuple[Mapping[str, Any], ...] = ()
 
 
 class Rollouts(Protocol):
