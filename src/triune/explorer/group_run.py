@@ -1,0 +1,158 @@
+"""The rollouts of one group while they run, and what they amounted to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from triune.explorer.assemble import Finished, build_experiences
+from triune.explorer.binding import BoundWorkflow
+from triune.explorer.faults import Failure, as_info
+from triune.explorer.session import Session, Shared
+from triune.ports import GroupOutcome, Refund
+from triune.records import Group, GroupId, RolloutId, Task
+
+
+class Rollout:
+    """One member: its current attempt, and the deadline that all its attempts share."""
+
+    __slots__ = (
+        "attempt",
+        "deadline",
+        "is_over",
+        "is_timed_out",
+        "member",
+        "run",
+        "session",
+        "started",
+        "task",
+        "value",
+    )
+
+    def __init__(self, run: GroupRun, member: int, started: float, deadline: float) -> None:
+        self.run, self.member, self.started, self.deadline = run, member, started, deadline
+        self.attempt = 0
+        self.is_over = self.is_timed_out = False
+        self.task: asyncio.Task[None] | None = None
+        self.session = self.new_session()
+
+    def new_session(self) -> Session:
+        """A fresh recorder for the current attempt; what earlier attempts said is not carried on."""
+        run = self.run
+        name = f"{run.name}/{self.member}.{self.attempt}"
+        return Session(RolloutId(run.id, self.member, self.attempt), run.shared, name)
+
+
+class GroupRun:
+    """All members of a group. `done` is set when the last one ended."""
+
+    def __init__(
+        self,
+        group: GroupId,
+        task: Task,
+        num: int,
+        bound: BoundWorkflow,
+        shared: Shared,
+        name: str,
+        done: asyncio.Future[None],
+    ) -> None:
+        self.id, self.task, self.num, self.bound, self.shared, self.name = group, task, num, bound, shared, name
+        self.done = done
+        self.pending = num
+        self.live: dict[int, Rollout] = {}
+        self.finished: dict[int, Finished] = {}
+        self.failures: list[Mapping[str, Any]] = []
+        self.num_failed = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.training = True
+        self.refund: Refund | None = None
+        self.scores: Any = None
+
+    def note_failure(self, rollout: Rollout, failure: Failure) -> None:
+        """Count a failed attempt and keep what it died of."""
+        self.num_failed += 1
+        self.failures.append(as_info(failure, rollout.member, rollout.attempt))
+
+    def finish(self, member: int, finished: Finished) -> None:
+        """The member has ended for good."""
+        self.finished[member] = finished
+        self.live.pop(member, None)
+        self.pending -= 1
+        if self.pending == 0 and not self.done.done():
+            self.done.set_result(None)
+
+    def close(self) -> None:
+        """Cancel whatever still runs; nothing is recorded any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+        for rollout in self.live.values():
+            rollout.is_over = True
+            rollout.session.close()
+            if rollout.task is not None:
+                rollout.task.cancel()
+        self.live.clear()
+
+    def outcome(self, min_group: int) -> GroupOutcome:
+        """Experiences of all members, and whether enough of them are valid to train on."""
+        members = [self.finished[member] for member in sorted(self.finished)]
+        records = build_experiences(members)
+        group = None
+        if records:
+            info = {"failures": self.failures} if self.failures else {}
+            group = Group(id=self.id, task=self.task, records=tuple(records), info=info)
+        num_valid = sum(one.is_valid for one in members)
+        refund = self.refund
+        if refund is None and num_valid < min_group:
+            refund = Refund.TOO_SMALL if num_valid else Refund.INVALID
+        return GroupOutcome(
+            group=group,
+            refund=refund,
+            num_failed=self.num_failed,
+            metrics=self._metrics(members),
+            failures=tuple(self.failures),
+        )
+
+    def _metrics(self, members: list[Finished]) -> Mapping[str, float]:
+        num = max(1, len(members))
+        rewards = [one.reward.total for one in members if one.reward is not None and one.reward.is_valid]
+        lengths = truncated = turns = 0
+        for one in members:
+            session = one.session
+            turns += session.num_turns
+            is_cut = one.stop is not None and one.stop.is_truncated
+            for branch in session.branches:
+                for turn in branch.turns:
+                    lengths += turn[2] - turn[1]
+                    is_cut = is_cut or turn[3].is_truncated
+            truncated += is_cut or (session.stop is not None and session.stop.is_truncated)
+        found = {
+            "response_length": lengths / num,
+            "truncated_ratio": truncated / num,
+            "turns": turns / num,
+            "num_failed": float(self.num_failed),
+            "invalid_ratio": 1.0 - sum(one.is_valid for one in members) / num,
+        }
+        if rewards:
+            mean = sum(rewards) / len(rewards)
+            found["reward"] = mean
+            found["reward_std"] = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+            found["flat_group_ratio"] = float(max(rewards) - min(rewards) < 1e-9)
+            self._add_parts(found, members, len(rewards))
+        for failure in self.failures:
+            name = f"failed/{failure['boundary']}"
+            found[name] = found.get(name, 0.0) + 1.0
+        return found
+
+    def _add_parts(self, found: dict[str, float], members: list[Finished], num: int) -> None:
+        """Means of reward parts and of what workflows noted."""
+        for one in members:
+            reward = one.reward
+            if reward is None or not reward.is_valid:
+                continue
+            for name, value in reward.parts.items():
+                name = f"reward/{name}"
+                found[name] = found.get(name, 0.0) + value / num
+            for values in (reward.metrics, one.session.metrics):
+                for name, value in values.items():
+                    found[name] = found.get(name, 0.0) + value / num

@@ -1,0 +1,50 @@
+"""What a workflow returned: a reward, or experiences of its own making."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from triune.errors import RecordError, RewardError
+from triune.explorer.assemble import Finished
+from triune.ports import Reward
+from triune.records import Experience, ExperienceId
+from triune.tasks import to_reward
+
+
+def read_result(value: Any, finished: Finished, where: str) -> None:
+    """Write what a workflow returned into `finished`.
+
+    Raises:
+        RewardError: It is neither a finite reward nor a list of well-formed experiences; names the task.
+    """
+    if type(value) is float and value - value == 0.0:
+        finished.reward = Reward(total=value)
+        return
+    rows = [value] if isinstance(value, Experience) else value
+    if isinstance(rows, list | tuple) and rows and all(isinstance(row, Experience) for row in rows):
+        finished.experiences = _checked(rows, finished, where)
+        first = finished.experiences[0]
+        if first.reward is not None and first.is_valid:
+            finished.reward = Reward(total=first.reward, parts=first.reward_parts)
+        return
+    finished.reward = to_reward(value, where)
+    if not finished.reward.is_valid:
+        raise RewardError(where, "the reward function could not score the answer", "a verdict")
+
+
+def _checked(rows: Any, finished: Finished, where: str) -> list[Experience]:
+    rollout = finished.session.rollout
+    named = [
+        msgspec.structs.replace(row, id=ExperienceId(rollout, number, row.id.policy, row.id.agent))
+        for number, row in enumerate(rows)
+    ]
+    try:
+        for row in named:
+            row.check()
+    except RecordError as error:
+        raise RewardError(where, f"an experience that is malformed ({error})") from error
+    if len({row.reward for row in named}) > 1:
+        raise RewardError(where, "experiences of one rollout with different rewards", "one reward, the rollout's")
+    return named

@@ -1,0 +1,346 @@
+"""Runs the rollouts of groups: concurrency, deadlines, new attempts, partial groups, quarantine.
+
+Our own workflows run as one asyncio task per rollout beside the engine; other code runs in runner processes that can
+be killed. A failed rollout is data: it is recorded as invalid with the boundary it crossed, and never ends a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from triune.errors import ConfigError, RewardError
+from triune.explorer.assemble import Finished
+from triune.explorer.binding import BoundWorkflow
+from triune.explorer.config import ExplorerSettings
+from triune.explorer.faults import Failure, classify
+from triune.explorer.group_run import GroupRun, Rollout
+from triune.explorer.model import BlockingModel, Model
+from triune.explorer.results import read_result
+from triune.explorer.score import GroupScores, blocking, session_score
+from triune.explorer.seeds import group_seed
+from triune.explorer.session import Session, Shared
+from triune.models.chat import ChatTokenizer
+from triune.ports import Engine, GroupOutcome, Refund, Sampling
+from triune.records import GroupId, Stop, Task
+
+
+class Runners(Protocol):
+    """Processes for code that may hang (`triune.explorer.runners`)."""
+
+    async def run(self, bound: BoundWorkflow, task: Task, session: Session, score: Callable[..., Any] | None) -> Any:
+        """Run one rollout elsewhere; cancelling kills it after the grace period. Raises what the workflow raised."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Scheduler:
+    """Implements the port `Rollouts`.
+
+    Args:
+        engine: What samples tokens; a `WaveGate` in deterministic runs.
+        tokenizer: Chat template and stop tokens of the model.
+        workflows: The bound workflow of a task; called once per group, so it should remember what it built.
+        settings: The section `explorer`.
+        seed: Of the run.
+        runners: Processes for user code; None = everything runs inline.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        workflows: Callable[[Task], BoundWorkflow],
+        settings: ExplorerSettings,
+        seed: int = 0,
+        runners: Runners | None = None,
+    ) -> None:
+        self._engine, self._tokenizer, self._workflows = engine, tokenizer, workflows
+        self._settings, self._seed, self._runners = settings, seed, runners
+        self._gate: Any = engine if hasattr(engine, "enter") else None
+        self._sampling = self._with_stops(settings.sampling())
+        self._free = settings.max_rollouts
+        self._queue: deque[tuple[GroupRun, int]] = deque()
+        self._runs: dict[GroupId, GroupRun] = {}
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._failed: dict[tuple[str, str], int] = {}
+
+    # ------------------------------------------------------------------------------------------------- port
+
+    async def run(
+        self, group: GroupId, task: Task, *, num: int, sampling: Sampling | None = None, training: bool = True
+    ) -> GroupOutcome:
+        """Run `num` rollouts of a task; see the port `Rollouts`.
+
+        Returns:
+            Its `refund` says why the group cannot be trained on: fewer than `min_group` valid members (`too_small`,
+            `invalid`), overtaken by weights (`stale`), or a task that failed too often (`quarantined`).
+        """
+        loop = asyncio.get_running_loop()
+        bound, name = self._workflows(task), str(group)
+        self._check_place(bound)
+        shared = Shared(
+            engine=self._engine,
+            tokenizer=self._tokenizer,
+            sampling=self._sampling if sampling is None else self._with_stops(sampling),
+            seed=group_seed(self._seed, group),
+            prefix=name,
+            max_context=self._engine.max_context,
+            merge_turns=self._settings.merge_turns,
+        )
+        run = GroupRun(group, task, num, bound, shared, name, loop.create_future())
+        run.training = training
+        if bound.scorer is not None and bound.scorer.per_group:
+            run.scores = GroupScores(bound.scorer, task, run)
+        self._runs[group] = run
+        try:
+            for member in range(num):
+                if self._free:
+                    self._free -= 1
+                    self._start(run, member, loop.time())
+                else:
+                    self._queue.append((run, member))
+            await run.done
+        finally:
+            del self._runs[group]
+            self._clear(run)
+        return self._close(run)
+
+    # ---------------------------------------------------------------------------------------- for the explorer
+
+    async def room(self) -> None:
+        """Wait until a rollout could start at once."""
+        while not self._free:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room.append(waiter)
+            await waiter
+
+    def is_quarantined(self, task: Task) -> bool:
+        """Whether the task failed so often in a row that it is not tried again."""
+        return self._failed.get((task.taskset, task.key), 0) >= self._settings.quarantine_after
+
+    def quarantine(self, task: Task) -> None:
+        """Do not try the task again in this run."""
+        self._failed[task.taskset, task.key] = self._settings.quarantine_after
+
+    def abort_older_than(self, version: int) -> int:
+        """End training groups that began to sample with older weights, as stale; the number of them."""
+        stale = [run for run in self._runs.values() if run.training and -1 < run.shared.oldest_version < version]
+        for run in stale:
+            run.refund = Refund.STALE
+            if not run.done.done():
+                run.done.set_result(None)
+        return len(stale)
+
+    @property
+    def num_running(self) -> int:
+        """Rollouts that hold a lane."""
+        return self._settings.max_rollouts - self._free
+
+    async def close(self) -> None:
+        """End everything that runs, and the runner processes."""
+        for run in list(self._runs.values()):
+            self._clear(run)
+            if not run.done.done():
+                run.done.cancel()
+        if self._runners is not None:
+            await self._runners.close()
+
+    # ----------------------------------------------------------------------------------------------- rollouts
+
+    def _start(self, run: GroupRun, member: int, now: float) -> None:
+        """Give a member its lane and its clock."""
+        deadline = now + self._settings.rollout_timeout_s
+        rollout = Rollout(run, member, now, deadline)
+        run.live[member] = rollout
+        loop = asyncio.get_running_loop()
+        if self._gate is not None:
+            self._gate.enter(rollout.session.name)
+        if run.timer is None:
+            run.timer = loop.call_at(deadline, self._expire, run)
+        rollout.task = loop.create_task(self._play(rollout))
+
+    async def _play(self, rollout: Rollout) -> None:
+        """Run one attempt; the boundary where whatever user code raises becomes data."""
+        session = rollout.session
+        try:
+            value, failure = await self._call(rollout), None
+        except (Exception, asyncio.CancelledError) as error:
+            value, failure = None, classify(error)
+        if not rollout.is_over and session is rollout.session:
+            self._ended(rollout, value, failure)
+
+    def _call(self, rollout: Rollout) -> Coroutine[Any, Any, Any]:
+        """The workflow as a coroutine: inline, in a thread, or in a runner process."""
+        run, session = rollout.run, rollout.session
+        bound = run.bound
+        score = session_score(bound, run.task, session, run.scores) if bound.sees_session else None
+        if self._runners is not None and self._goes_to_runner(bound):
+            return self._runners.run(bound, run.task, session, score)
+        if bound.is_async:
+            return bound.call(run.task, Model(session), score)
+        return _in_thread(bound, run.task, session, score)
+
+    def _ended(self, rollout: Rollout, value: Any, failure: Failure | None) -> None:
+        """An attempt is over: keep it, or start the next one with the same lane and deadline."""
+        run, session, now = rollout.run, rollout.session, asyncio.get_running_loop().time()
+        finished = Finished(session=session, seconds=now - rollout.started)
+        session.close()
+        if failure is None:
+            try:
+                read_result(value, finished, f"task {run.task.taskset}/{run.task.key}, rollout {session.name}")
+            except RewardError as error:
+                failure = classify(error)
+        if rollout.is_timed_out:
+            limit = self._settings.rollout_timeout_s
+            failure = Failure(boundary="timeout", stop=Stop.TIMEOUT, error=f"no result after {limit} s", retry=False)
+        if failure is not None:
+            run.note_failure(rollout, failure)
+            if failure.retry and rollout.attempt < self._settings.retries and now < rollout.deadline:
+                self._try_again(rollout)
+                return
+            finished.reward = None
+            finished.stop = failure.stop if failure.boundary != "reward" else None
+            finished.info = {"failed": failure.boundary, "error": failure.error}
+        rollout.is_over = True
+        if run.scores is not None:
+            run.scores.left(rollout.member)
+        self._hand_over(session.name)
+        run.finish(rollout.member, finished)
+
+    def _try_again(self, rollout: Rollout) -> None:
+        old = rollout.session.name
+        rollout.attempt += 1
+        rollout.session = rollout.new_session()
+        if self._gate is not None:
+            self._gate.enter(rollout.session.name)
+            self._gate.leave(old)
+        if rollout.run.scores is not None:
+            rollout.run.scores.left(rollout.member, again=True)
+        rollout.task = asyncio.get_running_loop().create_task(self._play(rollout))
+
+    def _hand_over(self, name: str) -> None:
+        """Pass a lane to the next member that waits, before its last owner leaves the wave."""
+        if self._queue:
+            run, member = self._queue.popleft()
+            self._start(run, member, asyncio.get_running_loop().time())
+        else:
+            self._free += 1
+            while self._room and self._free:
+                waiter = self._room.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    break
+        if self._gate is not None:
+            self._gate.leave(name)
+
+    # ----------------------------------------------------------------------------------------------- deadlines
+
+    def _expire(self, run: GroupRun) -> None:
+        """End the rollouts whose time is up, and look again when the next one's is."""
+        loop = asyncio.get_running_loop()
+        now, following = loop.time() + 1e-4, None
+        for rollout in list(run.live.values()):
+            if rollout.deadline > now:
+                following = min(following or rollout.deadline, rollout.deadline)
+            elif not rollout.is_timed_out:
+                rollout.is_timed_out = True
+                rollout.session.close()
+                if rollout.task is not None:
+                    rollout.task.cancel()
+                loop.call_later(self._settings.grace_s, self._give_up, rollout)
+        run.timer = None if following is None else loop.call_at(following, self._expire, run)
+
+    def _give_up(self, rollout: Rollout) -> None:
+        """Inline code that ignores its cancellation is left behind; its session refuses whatever it says later."""
+        if not rollout.is_over:
+            self._ended(rollout, None, None)
+
+    def _clear(self, run: GroupRun) -> None:
+        """Give back the lanes of members that will not end by themselves."""
+        if run.pending == 0:
+            if run.timer is not None:
+                run.timer.cancel()
+            return
+        if self._queue:
+            self._queue = deque(item for item in self._queue if item[0] is not run)
+        names = [rollout.session.name for rollout in run.live.values()]
+        run.close()
+        for name in names:
+            self._hand_over(name)
+
+    def _close(self, run: GroupRun) -> GroupOutcome:
+        """What the group amounts to, and what that says about its task."""
+        if run.refund is Refund.STALE:
+            return GroupOutcome(group=None, refund=Refund.STALE, num_failed=run.num_failed)
+        outcome = run.outcome(self._settings.min_group or run.num)
+        if not run.training:
+            return msgspec.structs.replace(outcome, refund=None)
+        key = (run.task.taskset, run.task.key)
+        if outcome.refund is None:
+            self._failed.pop(key, None)
+            return outcome
+        self._failed[key] = self._failed.get(key, 0) + 1
+        if self.is_quarantined(run.task):
+            return msgspec.structs.replace(outcome, refund=Refund.QUARANTINED)
+        return outcome
+
+    # ------------------------------------------------------------------------------------------------ helpers
+
+    def _with_stops(self, sampling: Sampling) -> Sampling:
+        """The model's own end tokens end every answer."""
+        missing = tuple(i for i in self._tokenizer.stop_ids if i not in sampling.stop_ids)
+        return msgspec.structs.replace(sampling, stop_ids=(*sampling.stop_ids, *missing)) if missing else sampling
+
+    def _goes_to_runner(self, bound: BoundWorkflow) -> bool:
+        match self._settings.runner:
+            case "inline":
+                return False
+            case "process":
+                return True
+            case _:
+                return not bound.is_ours and bound.spec is not None
+
+    def _check_place(self, bound: BoundWorkflow) -> None:
+        if self._settings.runner == "process" and bound.spec is None:
+            raise ConfigError(
+                "explorer.runner",
+                f"workflow {bound.name} or its reward cannot be imported by a runner process",
+                "classes and functions at the top of a module",
+                "move it into a file (plugins: [my.py]), or write runner: inline",
+            )
+
+
+async def _in_thread(bound: BoundWorkflow, task: Task, session: Session, score: Callable[..., Any] | None) -> Any:
+    """Run a plain function in a daemon thread of its own: it may outlive its deadline, never the process."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+    model = BlockingModel(Model(session), loop)
+    reward = None if bound.scorer is None else blocking(score or bound.scorer.score, loop)
+
+    def work() -> None:
+        try:
+            value, error = bound.call(task, model, reward), None
+        except Exception as raised:
+            value, error = None, raised
+        loop.call_soon_threadsafe(_settle, result, value, error)
+
+    threading.Thread(target=work, name=session.name, daemon=True).start()
+    value = await result
+    return await value if asyncio.iscoroutine(value) else value
+
+
+def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if result.done():
+        return
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(value)

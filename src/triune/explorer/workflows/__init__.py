@@ -1,0 +1,1 @@
+"""Workflows of our own, one a file."""
