@@ -1,0 +1,1 @@
+"""Operators on experience; one brick a file."""
