@@ -30,7 +30,8 @@ class BrickOf(BeforeValidator):
             try:
                 return registry.build(kind, value, "")
             except ConfigError as error:
-                raise PydanticCustomError("brick", "{text}", {"text": str(error).lstrip(".: ")}) from error
+                parts = {"where": error.where, "found": error.found, "expected": error.expected, "do": error.do}
+                raise PydanticCustomError("brick", "{text}", {"text": str(error).lstrip(".: "), **parts}) from error
 
         super().__init__(read)
         object.__setattr__(self, "kind", kind)

@@ -13,8 +13,8 @@ def draw_curve(series: Mapping[str, Series], path: Path, *, title: str) -> Path 
     """Draw what a run reached.
 
     Args:
-        series: Metric name → values. `reward`, or else `loss`, makes the line; `eval/<set>/<measure>` with
-            `…_low` and `…_high` beside it makes points with bars.
+        series: Metric name → values. `reward`, or else `loss`, makes the line; `eval/<set>/mean@n` with
+            its `/low` and `/high` makes points with bars.
         path: PNG file, replaced.
         title: Above the picture.
 
@@ -22,7 +22,7 @@ def draw_curve(series: Mapping[str, Series], path: Path, *, title: str) -> Path 
         The path; None when there is nothing to draw.
     """
     main = next((name for name in ("reward", "loss") if len(series.get(name, ()))), None)
-    measures = [name for name in sorted(series) if name.startswith("eval/") and f"{name}_low" in series]
+    measures = [name for name in sorted(series) if name.startswith("eval/") and f"{name}/low" in series]
     if main is None and not measures:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,8 +36,8 @@ def draw_curve(series: Mapping[str, Series], path: Path, *, title: str) -> Path 
         axes.plot(steps, values, label=main, color="tab:blue", alpha=0.85)
     for name in measures:
         steps, values = zip(*series[name], strict=True)
-        low = [value - bound for (_, bound), value in zip(series[f"{name}_low"], values, strict=False)]
-        high = [bound - value for (_, bound), value in zip(series[f"{name}_high"], values, strict=False)]
+        low = [value - bound for (_, bound), value in zip(series[f"{name}/low"], values, strict=False)]
+        high = [bound - value for (_, bound), value in zip(series[f"{name}/high"], values, strict=False)]
         bars = [[max(0.0, v) for v in low], [max(0.0, v) for v in high]]
         axes.errorbar(steps, values, yerr=bars, fmt="o-", capsize=3, label=f"{name} (95 % interval)")
     axes.set_xlabel("step")

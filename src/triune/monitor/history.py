@@ -44,7 +44,7 @@ def past_steps(path: Path, until: int) -> Iterator[tuple[int, Mapping[str, float
             for name, value in row.items()
             if isinstance(value, int | float) and name not in ("step", "time_s")
         }
-        if role == "evaluation":
+        if role == "eval":
             yield step, metrics
             continue
         done = merger.add(role, step, metrics)

@@ -154,7 +154,7 @@ class RunMonitor:
                 self._note(f"metric {name!r} of {role} is {type(value).__name__}, not a number: left out", once=True)
         with self._lock:
             self._write(Row(step=step, role=role, time_s=time.time(), metrics=row_metrics))
-            if role == "evaluation":
+            if role == "eval":
                 self._follow(step, row_metrics)
             elif done := self._steps.add(role, step, row_metrics):
                 self._step_done(*done)

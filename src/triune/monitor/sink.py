@@ -30,7 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: Steps completed when it was logged: the axis of every chart.
-        role: `trainer`, `explorer`, `evaluation`, …; `monitor` for notes.
+        role: `trainer`, `explorer`, `eval`, …; `monitor` for notes.
         time_s: Unix time.
         metrics: Finite or NaN numbers by name.
         note: A sentence for people (alarm, wait, failed sink); empty on ordinary rows.

@@ -75,12 +75,12 @@ def test_the_console_prints_one_plain_line_per_step_when_the_output_is_no_termin
     monitor = open_monitor(tmp_path, sinks=["console"])
     for step in range(1, 4):
         monitor.log({"reward": step / 10, "loss": 0.5}, role="trainer", step=step)
-    monitor.log({"eval/add/mean": 0.75}, role="evaluation", step=3)
+    monitor.log({"eval/add/mean@1": 0.75, "eval/add/mean@1/low": 0.7, "eval/add/mean@1/high": 0.8}, role="eval", step=3)
     monitor.note("alarm nothing")
     monitor.finish("finished", "done")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 1/5  reward 0.100  loss +0.5000")
-    assert lines[3:] == ["eval at step 3  add/mean 0.750", "  alarm nothing"]
+    assert lines[3:] == ["eval at step 3  add/mean@1 0.750 [0.700, 0.800]", "  alarm nothing"]
 
 
 def test_the_live_panel_shows_progress_and_waits(tmp_path, capsys):

@@ -103,12 +103,12 @@ def test_summary_holds_status_reason_and_first_and_last_values(tmp_path):
     for step, reward in enumerate([0.2, 0.4, 0.8], start=1):
         monitor.log({"reward": reward - 0.1}, role="explorer", step=step - 1)
         monitor.log({"reward": reward}, role="trainer", step=step)
-    monitor.log({"eval/add/mean": 0.7}, role="evaluation", step=3)
+    monitor.log({"eval/add/mean@1": 0.7}, role="eval", step=3)
     monitor.finish("finished", "3 steps", export="export")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["steps"], summary["exit_reason"]) == ("finished", 3, "3 steps")
     assert (summary["metrics"]["reward"]["first"], summary["metrics"]["reward"]["last"]) == (0.2, 0.8)
-    assert summary["metrics"]["eval/add/mean"]["last"] == 0.7
+    assert summary["metrics"]["eval/add/mean@1"]["last"] == 0.7
     assert summary["export"] == "export"
 
 
@@ -263,6 +263,6 @@ def test_the_curve_shows_reward_and_evaluations(tmp_path):
     monitor = open_monitor(tmp_path, curve=True)
     for step in range(1, 4):
         monitor.log({"reward": step / 4}, role="trainer", step=step)
-        monitor.log({"eval/a/mean": 0.5, "eval/a/mean_low": 0.4, "eval/a/mean_high": 0.6}, role="evaluation", step=step)
+        monitor.log({"eval/a/mean@1": 0.5, "eval/a/mean@1/low": 0.4, "eval/a/mean@1/high": 0.6}, role="eval", step=step)
     monitor.finish("finished", "done")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

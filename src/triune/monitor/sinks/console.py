@@ -54,10 +54,14 @@ def step_line(step: int, steps: int | None, metrics: Mapping[str, float], second
 
 
 def evaluation_line(row: Row) -> str:
-    """`eval at step 10  addition/mean 0.71 …`."""
-    shown = [
-        f"{name.removeprefix('eval/')} {value:.3f}" for name, value in row.metrics.items() if name.startswith("eval/")
-    ]
+    """`eval at step 10  addition/mean@1 0.71 [0.66, 0.76]  addition/pass@4 0.93`."""
+    shown = []
+    for name, value in row.metrics.items():
+        if not name.startswith("eval/") or "@" not in name or name.endswith(("/low", "/high")):
+            continue
+        low, high = row.metrics.get(f"{name}/low"), row.metrics.get(f"{name}/high")
+        interval = f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else ""
+        shown.append(f"{name.removeprefix('eval/')} {value:.3f}{interval}")
     return f"eval at step {row.step}  " + "  ".join(shown)
 
 

@@ -1,0 +1,264 @@
+"""The commands and their help texts; what they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="triune",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Reinforcement fine-tuning of LLM agents that keep learning from what they do.
+
+A run file says which model learns which tasks with which algorithm. `triune run` explores and trains in one process;
+`triune explore` and `triune train` are its two halves for two processes. Everything a run makes is in `runs/<name>/`.
+
+Start with `triune run examples/quickstart.yaml`, look with `triune buffer show quickstart`, read docs/tour.md.
+""",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 what was written cannot be run, 130 interrupted.",
+)
+buffer_app = typer.Typer(no_args_is_help=True, help="Look at what a run experienced.", rich_markup_mode="markdown")
+app.add_typer(buffer_app, name="buffer")
+
+RunFile = Annotated[str, typer.Argument(metavar="FILE", help="YAML run file, or the folder of a run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[a.b=c …]", help="Changes of single keys, values as in YAML.")
+]
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under `runs/`.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of this run.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin again; the old folder is moved aside, not deleted.")]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="Resume although settings have changed since the run began.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; accepted anywhere.")] = False,
+) -> None:
+    if version:
+        from triune import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    file: RunFile,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    restart: Restart = False,
+    allow_changes: AllowChanges = False,
+) -> None:
+    """Explore and train in one process until the run's steps are done.
+
+    Ends with the reward before and after, the exported model and `curve.png`. Ctrl-C or `kill -9` lose nothing that a
+    checkpoint holds: `--resume` goes on.
+
+    **Examples**
+
+    `triune run examples/quickstart.yaml`
+
+    `triune run my.yaml seed=1 trainer.steps=200 algorithm.policy_loss.clip_high=0.28`
+
+    `triune run my.yaml --resume`
+    """
+    from triune.cli.runs import start
+
+    start("run", file, overrides, resume=resume, restart=restart, allow_changes=allow_changes)
+
+
+@app.command()
+def explore(file: RunFile, overrides: Overrides = None) -> None:
+    """Only explore: sample rollouts into the run's buffer beside `triune train`, in as many processes as you like.
+
+    Needs `sync.channel: files`. Waits for a trainer of the same run, follows its weights, and ends with it.
+
+    **Example**
+
+    `triune explore my.yaml sync.channel=files`
+    """
+    from triune.cli.runs import start
+
+    start("explore", file, overrides, resume=False, restart=False, allow_changes=False)
+
+
+@app.command()
+def train(
+    file: RunFile,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    restart: Restart = False,
+    allow_changes: AllowChanges = False,
+) -> None:
+    """Only train: on what `triune explore` puts into the run's buffer, or on stored experience.
+
+    **Examples**
+
+    `triune train my.yaml sync.channel=files`
+
+    `triune train my.yaml --resume`
+    """
+    from triune.cli.runs import start
+
+    start("train", file, overrides, resume=resume, restart=restart, allow_changes=allow_changes)
+
+
+@app.command()
+def bench(
+    file: RunFile,
+    overrides: Overrides = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Name under `models:` of an OpenAI-compatible endpoint to measure instead.")
+    ] = None,
+) -> None:
+    """Measure all checkpoints of a run, or a model behind an endpoint, on the run's `eval.tasks`.
+
+    **Examples**
+
+    `triune bench runs/quickstart`
+
+    `triune bench my.yaml --endpoint judge eval.samples=4`
+    """
+    from triune.cli.runs import bench as measure
+
+    measure(file, overrides, endpoint)
+
+
+@app.command()
+def check(file: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Resolve and validate a run file without running it; print every value, its origin, and what a step consumes.
+
+    **Example**
+
+    `triune check examples/quickstart.yaml trainer.tasks_per_step=64`
+    """
+    from triune.cli.checking import check as resolve
+
+    resolve(file, overrides, as_json)
+
+
+@app.command()
+def ls(
+    kind: Annotated[str | None, typer.Argument(help="Kind of brick, for example `algorithms` or `operators`.")] = None,
+    plugin: Annotated[list[str] | None, typer.Option(help="Plug-in file to load first.")] = None,
+) -> None:
+    """List what `use:` accepts: the kinds of bricks, or the bricks of a kind.
+
+    **Examples**
+
+    `triune ls`, `triune ls operators`, `triune ls rewards --plugin my.py`
+    """
+    from triune.cli.bricks import list_bricks
+
+    list_bricks(kind, plugin or [])
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Name of a brick, `kind/name`, or `module:attr`.")],
+    source: Annotated[bool, typer.Option(help="Print the source too.")] = True,
+    plugin: Annotated[list[str] | None, typer.Option(help="Plug-in file to load first.")] = None,
+) -> None:
+    """Explain a brick: what it does, its fields with types, defaults and meaning, its formula, its source.
+
+    **Examples**
+
+    `triune show ppo_clip`, `triune show advantage/grpo --no-source`
+    """
+    from triune.cli.bricks import show_brick
+
+    show_brick(name, source, plugin or [])
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default: `<run>/export`.")] = None,
+) -> None:
+    """Write a checkpoint as an ordinary Hugging Face folder (weights, configuration, tokenizer, chat template).
+
+    **Example**
+
+    `triune export runs/quickstart --step 40 --out my-model`
+    """
+    from triune.cli.runs import export as write
+
+    write(run, step, out)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine can run: Python, torch, threads, memory, disk, and which extras are installed."""
+    from triune.cli.doctor import doctor as examine
+
+    examine(as_json)
+
+
+@buffer_app.command("ls")
+def buffer_ls(
+    run: RunFolder,
+    state: Annotated[str | None, typer.Option(help="Only entries in this state: ready, spent, dropped, …")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List entries (groups of rollouts), newest first.
+
+    **Example**
+
+    `triune buffer ls quickstart --state dropped`
+    """
+    from triune.cli.buffers import list_entries
+
+    list_entries(run, state, limit, as_json)
+
+
+@buffer_app.command("show")
+def buffer_show(
+    run: RunFolder,
+    entry: Annotated[str | None, typer.Argument(help="Entry id as `ls` prints it; default: the newest.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read one entry: each rollout's messages, reward and parts, versions, how it ended.
+
+    **Example**
+
+    `triune buffer show quickstart`
+    """
+    from triune.cli.buffers import show_entry
+
+    show_entry(run, entry, as_json)
+
+
+@buffer_app.command("stats")
+def buffer_stats(run: RunFolder, as_json: AsJson = False) -> None:
+    """Count entries by state, uses by state, and admissions."""
+    from triune.cli.buffers import show_stats
+
+    show_stats(run, as_json)
+
+
+@buffer_app.command("export")
+def buffer_export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="File to write: `.jsonl` or `.parquet`.")],
+    state: Annotated[str | None, typer.Option(help="Only entries in this state.")] = None,
+) -> None:
+    """Write experiences to a JSONL or Parquet file, one row each, with tokens, messages, rewards and lineage.
+
+    **Example**
+
+    `triune buffer export quickstart experience.parquet --state spent`
+    """
+    from triune.cli.buffers import export_entries
+
+    export_entries(run, out, state)

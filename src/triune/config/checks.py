@@ -1,0 +1,205 @@
+"""Settings of two rooms that must fit; every check reports, none stops the others."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from triune.config.consumption import UNITS, wanted_unit
+from triune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triune.config.run_config import RunConfig
+
+Check = Callable[["RunConfig"], Iterator[ConfigError]]
+
+
+def check_config(config: RunConfig) -> list[ConfigError]:
+    """All problems between settings that are each valid by themselves."""
+    return [problem for check in CHECKS for problem in check(config)]
+
+
+def _algorithm(config: RunConfig) -> Iterator[ConfigError]:
+    """Bricks of the algorithm that do not fit each other; a group of one for a group method (case 24)."""
+    try:
+        config.algorithm.check("algorithm")
+    except ConfigError as error:
+        yield error
+
+
+def _truncation(config: RunConfig) -> Iterator[ConfigError]:
+    """Case 2: truncated sampling without the log-probs that correct for it."""
+    explorer = config.explorer
+    if explorer.record_truncation:
+        return
+    for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        value = getattr(explorer, key)
+        if value != off:
+            yield ConfigError(
+                f"explorer.{key}",
+                f"found {value} in training, where every ratio would be off by the probability mass that was cut",
+                f"{key}: {off}, or recorded log-probs",
+                f"write `explorer.record_truncation: true`, or leave {key} out (eval.{key} is free)",
+            )
+
+
+def _groups(config: RunConfig) -> Iterator[ConfigError]:
+    size, least = config.algorithm.group_size, config.explorer.min_group
+    own = getattr(config.algorithm, "min_group", None)
+    if own is not None and least is not None and own != least:
+        yield ConfigError(
+            "explorer.min_group",
+            f"found {least}, and algorithm.min_group is {own}",
+            "one number",
+            "write only one of them",
+        )
+    if least is not None and least > size:
+        yield ConfigError(
+            "explorer.min_group",
+            f"found {least} with `algorithm.group_size: {size}`",
+            "at most the group size",
+            "lower it",
+        )
+    wanted = getattr(config.algorithm.advantage, "least_group", 1)
+    if least is not None and least < wanted <= size:
+        yield ConfigError(
+            "explorer.min_group", f"found {least}, but the advantage compares the rollouts of a task",
+            f"at least {wanted}", "raise it",
+        )  # fmt: skip
+    if config.explorer.max_rollouts < size:
+        yield ConfigError(
+            "explorer.max_rollouts",
+            f"found {config.explorer.max_rollouts} with `algorithm.group_size: {size}`",
+            "room for one group at least",
+            f"write `explorer.max_rollouts: {size}` or more",
+        )
+
+
+def _batch_unit(config: RunConfig) -> Iterator[ConfigError]:
+    """Case 61: exactly one batch size, in the unit that the algorithm consumes."""
+    given = [unit for unit in UNITS if getattr(config.trainer, unit, None) is not None]
+    wanted = wanted_unit(config.algorithm)
+    if len(given) > 1:
+        yield ConfigError(
+            "trainer",
+            f"found {' and '.join(given)}",
+            "one unit of the batch",
+            f"keep `trainer.{wanted}` and drop the rest",
+        )
+    elif not given:
+        yield ConfigError(f"trainer.{wanted}", "missing", "how much one step consumes", f"write `trainer.{wanted}: 16`")
+    elif given[0] != wanted:
+        yield ConfigError(
+            f"trainer.{given[0]}", "this algorithm does not consume that unit", wanted,
+            f"write `trainer.{wanted}: {getattr(config.trainer, given[0])}`",
+        )  # fmt: skip
+
+
+def _mini_batches(config: RunConfig) -> Iterator[ConfigError]:
+    """A mini-batch without a rollout in it would be an empty update."""
+    trainer = config.trainer
+    given = next((getattr(trainer, unit) for unit in UNITS if getattr(trainer, unit, None)), None)
+    if given is None:
+        return
+    rollouts = given * config.algorithm.group_size if wanted_unit(config.algorithm) == "tasks_per_step" else given
+    if trainer.mini_batches > rollouts:
+        yield ConfigError(
+            "trainer.mini_batches", f"found {trainer.mini_batches} for {rollouts} rollouts a step",
+            "at most one per rollout", "lower it",
+        )  # fmt: skip
+
+
+def _end(config: RunConfig) -> Iterator[ConfigError]:
+    """A run that nothing ends."""
+    if getattr(config.trainer, "steps", None) is None and config.tasks.epochs is None:
+        yield ConfigError(
+            "trainer.steps",
+            "missing, and tasks.epochs too",
+            "an end",
+            "write `trainer.steps: 100` or `tasks.epochs: 1`",
+        )
+
+
+def _deterministic(config: RunConfig) -> Iterator[ConfigError]:
+    if not config.deterministic:
+        return
+    sync = config.sync
+    if sync.max_staleness != 0:
+        yield ConfigError(
+            "sync.max_staleness", f"found {sync.max_staleness} with `deterministic: true`",
+            "0: which version samples a rollout would depend on the clock", "write `sync.max_staleness: 0`",
+        )  # fmt: skip
+    if sync.style != "drain":
+        yield ConfigError(
+            "sync.style", f"found {sync.style!r} with `deterministic: true`", "drain", "write `sync.style: drain`"
+        )
+    if config.explorer.runner == "process":
+        yield ConfigError(
+            "explorer.runner", "found 'process' with `deterministic: true`", "inline", "write `explorer.runner: inline`"
+        )
+
+
+def _lengths(config: RunConfig) -> Iterator[ConfigError]:
+    budget = getattr(config.trainer, "tokens_per_micro_batch", None)
+    if budget is not None and budget < config.explorer.max_tokens:
+        yield ConfigError(
+            "trainer.tokens_per_micro_batch",
+            f"found {budget} with `explorer.max_tokens: {config.explorer.max_tokens}`",
+            "room for the longest answer",
+            "raise it, or lower explorer.max_tokens",
+        )
+
+
+def _endpoints(config: RunConfig) -> Iterator[ConfigError]:
+    """A key that a run would miss after an hour is asked for now."""
+    for name, endpoint in config.models.items():
+        variable = endpoint.api_key_env
+        if variable and variable not in os.environ:
+            yield ConfigError(
+                f"models.{name}.api_key_env", f"environment variable {variable} is not set", "the endpoint's key",
+                f"export {variable}=…",
+            )  # fmt: skip
+        if not endpoint.url.startswith(("http://", "https://")):
+            yield ConfigError(
+                f"models.{name}.url", f"found {endpoint.url!r}", "http://… or https://…", "add the scheme"
+            )
+
+
+def _threads(config: RunConfig) -> Iterator[ConfigError]:
+    """C9: all torch threads of a run's processes on one host fit its cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > cores:
+        yield ConfigError(
+            "OMP_NUM_THREADS", f"found {asked} on {cores} cores", f"at most {cores}", "lower it or unset it"
+        )
+
+
+def _extras(config: RunConfig) -> Iterator[ConfigError]:
+    """Optional packages are asked for before anything starts."""
+    needs = {"reasoning_gym": ("reasoning_gym", "reasoning-gym"), "datasets": ("datasets", "datasets")}
+    sections = [("tasks", config.tasks), ("eval.tasks", config.eval.tasks)]
+    for where, tasks in sections:
+        for index, taskset in enumerate(tasks.sets if tasks is not None else ()):
+            module, extra = needs.get(getattr(taskset, "__brick__", ("", ""))[1], ("", ""))
+            if module and importlib.util.find_spec(module) is None:
+                yield ConfigError(
+                    f"{where}.{index}.use", f"{module} is not installed", "", f"pip install 'triune[{extra}]'"
+                )
+
+
+CHECKS: tuple[Check, ...] = (
+    _algorithm,
+    _truncation,
+    _groups,
+    _batch_unit,
+    _mini_batches,
+    _end,
+    _deterministic,
+    _lengths,
+    _endpoints,
+    _threads,
+    _extras,
+)

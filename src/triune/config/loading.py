@@ -1,0 +1,122 @@
+"""From a run file to a frozen configuration, in one order: read, override, plug-ins, validate, derive, check."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from triune.config.checks import check_config
+from triune.config.defaults import name_default_bricks
+from triune.config.overrides import apply_overrides
+from triune.config.plain import origins
+from triune.config.plugins import Plugin, copy_plugins, load_plugins, use_plugins_of
+from triune.config.problems import problems_of, raise_all
+from triune.config.reading import Source, read_source, resolve_interpolations
+from triune.config.run_config import RunConfig, config_hash, frozen_part
+from triune.errors import CheckpointError, ConfigError
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, validate and check a configuration; nothing is written, no model or data is loaded.
+
+    Args:
+        source: A YAML run file, the folder or `run.resolved.json` of a run, or a mapping.
+        overrides: `a.b=c` changes, values typed as in YAML, list entries by number (`tasks.0.path=x`).
+
+    Raises:
+        ConfigError: All problems at once, each with its dotted key, what was found, what was expected, what to write.
+        PluginError: A plug-in file does not import.
+    """
+    read = read_source(source)
+    changed, set_paths = apply_overrides(read.raw, overrides)
+    raw = resolve_interpolations(changed, read.where)
+    raw, derived = _name_from_file(raw, read)
+    plugins = _plugins(raw, read)
+    config = _validate(raw, read.where)
+    raise_all(check_config(config), read.where)
+    config, more = _derive(config)
+    config._plugins = plugins
+    config._origins = origins(config.to_plain(), raw, set_paths, [*derived, *more])
+    return config
+
+
+def _name_from_file(raw: dict[str, Any], read: Source) -> tuple[dict[str, Any], list[str]]:
+    if "name" in raw or read.file is None or read.is_resolved:
+        return raw, []
+    return {"name": read.file.stem, **raw}, ["name"]
+
+
+def _plugins(raw: Mapping[str, Any], read: Source) -> tuple[Plugin, ...]:
+    files = raw.get("plugins") or ()
+    if isinstance(files, str) or not all(isinstance(file, str) for file in files):
+        raise ConfigError("plugins", f"found {files!r}", "a list of Python files", "write `plugins: [my.py]`")
+    if read.is_resolved:
+        use_plugins_of(read.folder)
+        files = [str(path.resolve()) for path in sorted((read.folder / "plugins").glob("*.py"))]
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # `use: my_module:MyBrick` means a module beside the user, as in `python -m`
+    return load_plugins(files, read.folder)
+
+
+def _validate(raw: Mapping[str, Any], where: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(name_default_bricks(raw, RunConfig))
+    except ValidationError as error:
+        raise_all(problems_of(error, RunConfig), where)
+        raise AssertionError("a validation error without problems") from error
+
+
+def _derive(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Fill in what follows from other settings, once; the list names what was filled in."""
+    if config.explorer.min_group is not None:
+        return config, []
+    least = getattr(config.algorithm, "smallest_group", config.algorithm.group_size)
+    explorer = config.explorer.model_copy(update={"min_group": least})
+    return config.model_copy(update={"explorer": explorer}), ["explorer.min_group"]
+
+
+def save_resolved(config: RunConfig, run_dir: Path) -> Path:
+    """Write `run.resolved.json` (every value with its origin) and the plug-ins' copies into a run's folder."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    copy_plugins(config.loaded_plugins, run_dir)
+    content = {
+        "config_hash": config_hash(config),
+        "plugins": [plugin.module for plugin in config.loaded_plugins],
+        "config": config.to_plain(),
+        "origins": config.origins,
+    }
+    path = run_dir / "run.resolved.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def check_same_run(config: RunConfig, run_dir: Path) -> None:
+    """Compare with what the run in this folder was started with.
+
+    Raises:
+        CheckpointError: A setting that a resume may not change has changed; names each with both values.
+    """
+    path = run_dir / "run.resolved.json"
+    if not path.is_file():
+        raise CheckpointError(str(run_dir), "no run.resolved.json", "the folder of a run", "start without --resume")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    old = frozen_part(saved["config"], saved["plugins"])
+    now = json.loads(json.dumps(config.to_plain()))
+    new = frozen_part(now, [plugin.module for plugin in config.loaded_plugins])
+    changed = [f"{key}: was {old.get(key)!r}, now {new.get(key)!r}" for key in sorted(old.keys() | new.keys())
+               if old.get(key) != new.get(key)]  # fmt: skip
+    if changed:
+        raise CheckpointError(
+            f"resume of {run_dir}",
+            "the configuration has changed:\n  " + "\n  ".join(changed) + "\n ",
+            "the configuration it was started with",
+            "undo the change, start anew under another `name`, or resume with --allow-changes",
+        )
