@@ -1,8 +1,8 @@
 """Bricks: small replaceable parts that are their own configuration.
 
 A brick is a frozen keyword-only dataclass (or a plain function) with a kind and a name. Its fields are its
-hyper-parameters; its `__call__` is the maths. A built-in lives alone in the file of its name inside the package of its kind, so
-adding one adds a file and changes none: `use: ppo_clip` is the class marked `@brick("policy_loss")` in
+hyper-parameters; its `__call__` is the maths. A built-in lives alone in the file of its name inside the package of
+its kind, so adding one adds a file and changes none: `use: ppo_clip` is the class marked `@brick("policy_loss")` in
 `triune/algorithms/policy_losses/ppo_clip.py`. Users name an import path (`my_pkg.losses:MyLoss`), an entry
 point of the group `triune.plugins`, or anything marked in a file listed under `plugins:`.
 """
@@ -151,7 +151,7 @@ def build(kind: str, spec: str | Mapping[str, Any], where: str) -> Any:
     Raises:
         ConfigError: Unknown name, unknown field (with the nearest one), or a value of the wrong type.
     """
-    fields = {"use": spec} if isinstance(spec, str) else dict(spec)
+    fields = {"use": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     use = fields.pop("use", None)
     if not isinstance(use, str):
         raise ConfigError(where, f"found {spec!r}", f"`use: NAME` of a {kind}", f"list them with `triune ls {kind}`")
@@ -185,7 +185,8 @@ def construct(target: type[T], fields: Mapping[str, Any], where: str) -> T:
         return _adapter(target).validate_python(values)
     except ValidationError as error:
         problems = [
-            f"{where}.{'.'.join(map(str, item['loc']))}: found {item['input']!r}; {item['msg']}" for item in error.errors()
+            f"{where}.{'.'.join(map(str, item['loc']))}: found {item['input']!r}; {item['msg']}"
+            for item in error.errors()
         ]
         raise ConfigError(where, "\n  ".join(problems)) from None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32
 
-
 TokensT = Int32[np.ndarray, " T"]
 MaskT = Bool[np.ndarray, " T"]
 LogprobsT = Float32[np.ndarray, " T"]
