@@ -134,9 +134,11 @@ class Algorithm:
                 f"at least {wanted}",
                 f"write `{key}: {max(wanted, 8)}`, or `advantage: reinforce`",
             )
-        if "advantages" in self.needs and not getattr(self.advantage, "makes_advantages", True):
-            found = f"{_name(self.policy_loss)} needs advantages and `advantage: none` makes none"
-            raise ConfigError(f"{where}.advantage", found, "", "write `advantage: grpo`, or `policy_loss: sft`")
+        for name in LOSS_BRICKS:
+            needs = getattr(self.brick(name), "needs", ())
+            if "advantages" in needs and not getattr(self.advantage, "makes_advantages", True):
+                found = f"{name} {_name(self.brick(name))} needs advantages and `advantage: none` makes none"
+                raise ConfigError(f"{where}.advantage", found, "", "write `advantage: grpo`, or `policy_loss: sft`")
         if self.old_logprobs == "never" and "old_logprobs" in self.needs:
             found = f"found 'never', but {_name(self.policy_loss)} needs them"
             raise ConfigError(f"{where}.old_logprobs", found, "", "write `old_logprobs: auto`")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from triune.errors import RecordError
 from triune.records import Group
 
 
@@ -20,7 +21,13 @@ def credit(group: Group, advantages_G: Iterable[float]) -> Group:
     Returns:
         The group's valid rollouts with the stream `advantages`: float32[T], 0 outside the action mask. Invalid rollouts
         have no advantage, hence no place in the batch; they stay in the stored raw group.
+
+    Raises:
+        RecordError: An experience belongs to another group: rewards of different tasks cannot be compared.
     """
+    for row in group.experiences:
+        if row.id.rollout.group != group.id:
+            raise RecordError(str(group.id), f"it holds {row.id}", "experiences of this group only")
     records = []
     for rows, advantage in zip(group.valid_members.values(), advantages_G, strict=True):
         value = np.float32(advantage)

@@ -22,6 +22,11 @@ def reverse_kl(estimate: Tensor, log_ratio: Tensor) -> Tensor:
     return estimate.detach() + surrogate - surrogate.detach()
 
 
+def penalty_needs(on_flat_groups: bool) -> frozenset[str]:
+    """Streams that `penalty` reads beside the log-probs."""
+    return frozenset({"ref_logprobs"} if on_flat_groups else {"ref_logprobs", "advantages"})
+
+
 def penalty(batch: MicroBatch, value: Tensor, coefficient: float, on_flat_groups: bool) -> list[Term]:
     """The term `kl`, per token; its metric is never multiplied by the coefficient."""
     mask = batch.action_mask

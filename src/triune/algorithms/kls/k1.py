@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from triune.algorithms.kls._penalty import penalty, reverse_kl
+from triune.algorithms.kls._penalty import penalty, penalty_needs, reverse_kl
 from triune.algorithms.progress import Progress
 from triune.algorithms.terms import Term
 from triune.registry import brick
@@ -36,7 +36,11 @@ class K1:
 
     coefficient: Annotated[float, Field(ge=0)] = 0.001
     on_flat_groups: bool = True
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logprobs"})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Reference log-probs, and advantages where they tell which groups are flat."""
+        return penalty_needs(self.on_flat_groups)
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `kl`."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from triune.algorithms.kls._penalty import penalty, reverse_kl
+from triune.algorithms.kls._penalty import penalty, penalty_needs, reverse_kl
 from triune.algorithms.progress import Progress
 from triune.algorithms.terms import Term
 from triune.registry import brick
@@ -39,7 +39,11 @@ class K3:
     coefficient: Annotated[float, Field(ge=0)] = 0.001
     gradient: Literal["reverse", "forward"] = "reverse"
     on_flat_groups: bool = True
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logprobs"})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Reference log-probs, and advantages where they tell which groups are flat."""
+        return penalty_needs(self.on_flat_groups)
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `kl`."""
