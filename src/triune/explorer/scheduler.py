@@ -98,7 +98,13 @@ class Scheduler:
         run = GroupRun(group, task, num, bound, shared, name, loop.create_future())
         run.training = training
         if bound.scorer is not None and bound.scorer.per_group:
-            run.scores = GroupScores(bound.scorer, task, run)
+            if num > self._settings.max_rollouts:
+                raise ConfigError(
+                    "explorer.max_rollouts",
+                    f"{self._settings.max_rollouts} lanes for groups of {num} that are scored together",
+                    f"at least {num}",
+                )
+            run.scores = GroupScores(bound.scorer, task, run, self._gate)
         self._runs[group] = run
         try:
             for member in range(num):
@@ -114,6 +120,11 @@ class Scheduler:
         return self._close(run)
 
     # ---------------------------------------------------------------------------------------- for the explorer
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a rollout could start at once."""
+        return self._free > 0
 
     async def room(self) -> None:
         """Wait until a rollout could start at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from triune.errors import RewardError
@@ -46,8 +46,8 @@ class GroupScores:
     A member that fails or runs into its deadline is no longer waited for.
     """
 
-    def __init__(self, scorer: Scorer, task: Task, run: GroupRun) -> None:
-        self._scorer, self._task, self._run = scorer, task, run
+    def __init__(self, scorer: Scorer, task: Task, run: GroupRun, gate: Any = None) -> None:
+        self._scorer, self._task, self._run, self._gate = scorer, task, run, gate
         self._waiting: dict[int, tuple[Session, str, asyncio.Future[Reward]]] = {}
         self._gone: set[int] = set()
         self._work: asyncio.Task[None] | None = None
@@ -56,6 +56,8 @@ class GroupScores:
         """Wait for the others; raises RewardError when the function fails."""
         result: asyncio.Future[Reward] = asyncio.get_running_loop().create_future()
         self._waiting[session.rollout.member] = (session, answer, result)
+        if self._gate is not None:
+            self._gate.leave(session.name)  # it waits for its group: decoding must not wait for it
         self._check()
         return await result
 
@@ -76,21 +78,23 @@ class GroupScores:
         self._gone |= self._waiting.keys()
         self._waiting.clear()
         try:
-            rewards = await self._scorer.score_group(
+            rewards: Sequence[Reward | RewardError] = await self._scorer.score_group(
                 self._task,
                 [answer for _, answer, _ in rows],
                 messages=[_messages(session) for session, _, _ in rows],
                 experiences=[row for row in (_experience(session) for session, _, _ in rows) if row is not None],
             )
         except RewardError as error:
-            for _, _, result in rows:
-                if not result.done():
-                    result.set_exception(error)
-            return
-        finally:
-            self._work = None
-        for (_, _, result), reward in zip(rows, rewards, strict=True):
-            if not result.done():
+            rewards = [error] * len(rows)
+        self._work = None
+        for (session, _, result), reward in zip(rows, rewards, strict=True):
+            if result.done():
+                continue
+            if self._gate is not None:
+                self._gate.enter(session.name)
+            if isinstance(reward, RewardError):
+                result.set_exception(reward)
+            else:
                 result.set_result(reward)
 
 

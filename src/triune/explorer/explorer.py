@@ -1,0 +1,359 @@
+"""The explorer's loop: tasks in, groups of experience out, always with weights that are fresh enough."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from triune.errors import TriuneError, WorkflowError
+from triune.explorer.scheduler import Scheduler
+from triune.explorer.tally import Tally
+from triune.pipelines import Shaped
+from triune.ports import (
+    AdmissionRule,
+    Buffer,
+    Engine,
+    Evaluator,
+    GroupOutcome,
+    Monitor,
+    Refund,
+    TaskStream,
+    WeightChannel,
+    WeightUpdate,
+)
+from triune.records import Group, GroupId, Task
+
+ROLE = "explorer"
+
+log = logging.getLogger("triune.explorer")
+
+
+class Explorer:
+    """Makes experience until the tasks run out or the trainer wants no more.
+
+    Args:
+        tasks: What to do, in training order.
+        buffer: Where groups go; issues the slots that bound how far exploring may run ahead.
+        scheduler: Runs the rollouts.
+        engine: Takes weights between two decode steps.
+        channel: Where the weights of a version are fetched.
+        apply: Shapes a group: `Pipeline.apply`.
+        rule: The admission rule of the run (CONTRACTS C5).
+        group_size: Rollouts per task.
+        style: `drain` finishes running rollouts before weights are swapped, `inflight` swaps under them and ends
+            groups that would be too old when they are trained on.
+        max_stale_retries: How often such a group is tried again.
+        monitor: Gets one row per version.
+        evaluator: Measures versions before rollouts start with them; None = no evaluation.
+        deterministic: Run in rounds: as many groups as there are slots, kept in order of admission. Needs the engine
+            to be a `WaveGate`, style `drain` and `max_staleness` 0.
+        give_up_after: Groups in a row without anything valid after which the run ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        tasks: TaskStream,
+        buffer: Buffer,
+        scheduler: Scheduler,
+        engine: Engine,
+        channel: WeightChannel,
+        apply: Callable[[Group], Shaped],
+        rule: AdmissionRule,
+        group_size: int,
+        monitor: Monitor,
+        style: Literal["drain", "inflight"] = "drain",
+        max_stale_retries: int = 2,
+        evaluator: Evaluator | None = None,
+        deterministic: bool = False,
+        give_up_after: int = 64,
+    ) -> None:
+        self._tasks, self._buffer, self._scheduler = tasks, buffer, scheduler
+        self._engine, self._channel, self._apply = engine, channel, apply
+        self._rule, self._group_size, self._monitor = rule, group_size, monitor
+        self._style, self._max_stale_retries = style, max_stale_retries
+        self._evaluator, self._deterministic = evaluator, deterministic
+        self._give_up_after, self._num_barren = give_up_after, 0
+        self._served: WeightUpdate | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._may_start = asyncio.Event()
+        self._has_no_tasks = False
+        self._told: set[str] = set()
+        self._tally = Tally()
+
+    async def run(self) -> None:
+        """Make experience.
+
+        consumes: Task                 waits for: a slot, then newer weights where there are any
+        produces: one group per task   unblocked by: the trainer's publish
+
+        Raises:
+            TriuneError: The first error of any of its parts; a failed rollout is none.
+        """
+        try:
+            async with asyncio.TaskGroup() as children:
+                await self._explore(children)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            self._log()
+
+    async def _explore(self, children: asyncio.TaskGroup) -> None:
+        first = await self._wait_for_version(-1)
+        if first is None:
+            return
+        await self._serve(first)
+        self._may_start.set()
+        follower = children.create_task(self._follow()) if self._style == "inflight" else None
+        await self._redispatch(children)
+        if self._deterministic:
+            await self._explore_in_rounds()
+        else:
+            while (admitted := await self._next()) is not None:
+                await self._catch_up()
+                self._start(children, *admitted)
+        await self._end(children, follower)
+
+    # --------------------------------------------------------------------------------------------------- tasks
+
+    async def _redispatch(self, children: asyncio.TaskGroup) -> None:
+        """Go on where an earlier incarnation stopped: its open groups first, then the cursor of its last admission."""
+        for group in await self._buffer.open_admissions():
+            task = self._tasks.find(group.taskset, group.task_key)
+            if task is None:
+                log.warning("open group %s: its task is no longer in the task set; its slot is given back", group)
+                await self._buffer.refund(group, Refund.LOST)
+            elif self._deterministic:
+                await self._make(group, task)
+            else:
+                await self._scheduler.room()
+                self._start(children, group, task)
+        cursor = await self._buffer.cursor()
+        if cursor is not None:
+            self._tasks.seek(cursor)
+
+    async def _next(self) -> tuple[GroupId, Task] | None:
+        """The next admitted group: one that became stale before, else the next task; None when there is none."""
+        if not self._deterministic and not self._scheduler.has_room:
+            with self._waiting("a free lane"):
+                await self._scheduler.room()
+        if self._style == "inflight":
+            again = await self._readmit()
+            if again is not None:
+                return again
+        while (entry := self._tasks.next()) is not None:
+            task, cursor = entry
+            if self._scheduler.is_quarantined(task):
+                self._tally.add({"quarantined": 1.0})
+                continue
+            with self._waiting("a slot, which the trainer's next version brings"):
+                group = await self._buffer.admit(task, self._rule, cursor=cursor)
+            return None if group is None else (group, task)
+        self._has_no_tasks = True
+        return None
+
+    async def _readmit(self) -> tuple[GroupId, Task] | None:
+        group = await self._buffer.readmit(self._rule, max_retries=self._max_stale_retries)
+        if group is None:
+            return None
+        task = self._tasks.find(group.taskset, group.task_key)
+        assert task is not None, "a group of this run has its task"
+        return group, task
+
+    # ------------------------------------------------------------------------------------------------ versions
+
+    async def _wait_for_version(self, newer_than: int) -> WeightUpdate | None:
+        with self._waiting(f"version {newer_than + 1} of the weights"):
+            return await self._buffer.wait_version(newer_than)
+
+    async def _catch_up(self) -> None:
+        """Before a rollout starts: serve the newest version (drain), or wait until the follower has (inflight)."""
+        if self._style == "inflight":
+            with self._waiting("the evaluation"):
+                await self._may_start.wait()
+            return
+        assert self._served is not None
+        newest = await self._buffer.latest_version()
+        if newest is None or newest.version <= self._served.version:
+            return
+        await self._drain("running rollouts, to take newer weights")
+        newest = await self._buffer.latest_version() or newest
+        await self._serve(newest)
+
+    async def _follow(self) -> None:
+        """Swap under running rollouts as soon as a version is published, and end those that grew too old."""
+        assert self._served is not None
+        while True:
+            update = await self._buffer.wait_version(self._served.version)
+            if update is None:
+                return
+            aborted = self._scheduler.abort_older_than(update.version - self._rule.max_staleness)
+            self._tally.add({"aborted_groups": float(aborted)})
+            await self._serve(update)
+
+    async def _serve(self, update: WeightUpdate) -> None:
+        """Bring a version to the engine, and measure it when that is due, before any rollout starts with it."""
+        self._log()
+        with self._monitor.timed(f"{ROLE}/swap"):
+            tensors = await self._channel.fetch(update)
+            await self._engine.swap(update, tensors)
+        self._served = update
+        if self._evaluator is not None and self._evaluator.is_due(update.step):
+            self._may_start.clear()
+            with self._monitor.timed(f"{ROLE}/evaluate"):
+                await self._evaluator.evaluate(update)
+            self._may_start.set()
+
+    # -------------------------------------------------------------------------------------------------- groups
+
+    def _start(self, children: asyncio.TaskGroup, group: GroupId, task: Task) -> None:
+        child = children.create_task(self._make(group, task))
+        self._running.add(child)
+        child.add_done_callback(self._running.discard)
+
+    async def _make(self, group: GroupId, task: Task) -> None:
+        await self._keep(group, await self._roll(group, task))
+
+    async def _roll(self, group: GroupId, task: Task) -> GroupOutcome:
+        self._tally.begin()
+        try:
+            return await self._scheduler.run(group, task, num=self._group_size)
+        finally:
+            self._tally.end()
+
+    async def _keep(self, group: GroupId, outcome: GroupOutcome) -> None:
+        """Shape and store a group, or give its slot back and keep what there is of it for people to look at."""
+        self._report(group, outcome)
+        self._tally.add_outcome(outcome)
+        if outcome.refund is not None:
+            await self._buffer.refund(group, outcome.refund)
+            if outcome.group is not None:
+                await self._buffer.put(outcome.group, dropped_by=outcome.refund.value)
+            return
+        assert outcome.group is not None
+        with self._monitor.timed(f"{ROLE}/pipeline"):
+            shaped: Any = self._apply(outcome.group)
+            if inspect.isawaitable(shaped):
+                shaped = await shaped
+        self._tally.add(shaped.metrics)
+        if shaped.error:
+            self._tell(f"pipeline: {shaped.error}")
+        await self._buffer.put(outcome.group, shaped.group, dropped_by=shaped.dropped_by)
+
+    def _report(self, group: GroupId, outcome: GroupOutcome) -> None:
+        """Say what failed, each thing once, and end the run when nothing valid comes any more."""
+        for failure in outcome.failures:
+            self._tell(f"{failure['boundary']}: {failure['error']}")
+        if outcome.refund is Refund.QUARANTINED:
+            log.warning("task %s/%s failed too often and is set aside", group.taskset, group.task_key)
+        is_barren = outcome.refund is not None and outcome.refund is not Refund.STALE
+        self._num_barren = self._num_barren + 1 if is_barren else 0
+        if self._num_barren >= self._give_up_after:
+            failure = outcome.failures[-1] if outcome.failures else {"boundary": "reward", "error": "no valid reward"}
+            raise WorkflowError(
+                str(group),
+                f"{self._num_barren} groups in a row brought too few valid rollouts; the last: {failure['error']}",
+                "rollouts that end with a reward",
+                "mend the workflow or reward, or lower explorer.min_group",
+            )
+
+    def _tell(self, text: str) -> None:
+        if len(self._told) < 20 and text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
+
+    # -------------------------------------------------------------------------------------------- deterministic
+
+    async def _explore_in_rounds(self) -> None:
+        """Admit what the slots allow, run it as one set of waves, keep it in order; the clock decides nothing."""
+        gate: Any = self._engine
+        admitted = await self._next()
+        while admitted is not None:
+            await self._catch_up()
+            gate.hold()
+            rolls = [(admitted[0], asyncio.ensure_future(self._roll(*admitted)))]
+            for _ in range(await self._num_slots()):
+                admitted = await self._next()
+                if admitted is None:
+                    break
+                rolls.append((admitted[0], asyncio.ensure_future(self._roll(*admitted))))
+            gate.release()
+            await asyncio.gather(*(roll for _, roll in rolls))
+            for group, roll in rolls:
+                await self._keep(group, roll.result())
+            if admitted is not None:
+                admitted = await self._next()
+
+    async def _num_slots(self) -> int:
+        """Groups that may be admitted now without waiting; counted, because waiting would be a matter of time."""
+        stats, newest = await self._buffer.stats(), await self._buffer.latest_version()
+        version = 0 if newest is None else newest.version
+        held = stats["admitted"] - stats["refunded"]
+        free = -int(-((version + self._rule.max_staleness + 1) * self._rule.fresh - held) // 1)
+        if self._rule.limit is not None:
+            free = min(free, int(self._rule.limit - held))
+        return max(0, free)
+
+    # -------------------------------------------------------------------------------------------------- the end
+
+    async def _drain(self, for_what: str) -> None:
+        with self._waiting(for_what):
+            while self._running:
+                await asyncio.wait(self._running)
+
+    async def _end(self, children: asyncio.TaskGroup, follower: asyncio.Task[None] | None) -> None:
+        """Hand over what is left; go on following versions until the trainer is done, to measure the last one."""
+        if self._has_no_tasks:
+            await self._drain("the last rollouts")
+            while self._style == "inflight" and (again := await self._readmit()) is not None:
+                self._start(children, *again)
+                await self._drain("rollouts that became too old")
+            await self._buffer.end("the tasks ran out")
+        if follower is not None:
+            await self._outlive(children, follower)
+        for child in tuple(self._running):
+            child.cancel()
+        await self._follow_to_the_end()
+
+    async def _outlive(self, children: asyncio.TaskGroup, follower: asyncio.Task[None]) -> None:
+        """Groups found too old when they were to be trained on are made again until the trainer has finished."""
+        with self._waiting("the trainer's last step"):
+            while not follower.done():
+                again = None if self._has_no_tasks else await self._readmit()
+                if again is not None:
+                    self._start(children, *again)
+                else:
+                    await asyncio.wait({follower}, timeout=0.05)
+
+    async def _follow_to_the_end(self) -> None:
+        assert self._served is not None
+        while self._evaluator is not None:
+            update = await self._wait_for_version(self._served.version)
+            if update is None:
+                return
+            if self._evaluator.is_due(update.step):
+                await self._serve(update)
+            self._served = update
+
+    # -------------------------------------------------------------------------------------------------- metrics
+
+    def _waiting(self, for_what: str) -> AbstractContextManager[None]:
+        return self._monitor.waiting(ROLE, for_what)
+
+    def _log(self) -> None:
+        """One row for what ended since the last one, at the step it is made for."""
+        row: Mapping[str, float] = self._tally.take()
+        if row and self._served is not None:
+            self._monitor.log(row, role=ROLE, step=self._served.step + 1)
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    """The error that ended the run; one of ours before what followed from it."""
+    flat: list[BaseException] = []
+    for error in errors.exceptions:
+        flat.append(_first(error) if isinstance(error, BaseExceptionGroup) else error)
+    return next((error for error in flat if isinstance(error, TriuneError)), flat[0])

@@ -1,0 +1,272 @@
+"""The explorer's loop against a real buffer in memory and a trainer that only counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+from explorer_fakes import Talker, make_scheduler, tokenizer
+
+from triune.buffer import BufferSettings, open_buffer
+from triune.errors import EngineError, WorkflowError
+from triune.explorer import Explorer, WaveGate
+from triune.pipelines import Shaped
+from triune.ports import AdmissionRule, WeightUpdate
+from triune.records import Task
+
+END = "<|im_end|>"
+
+
+class Tasks:
+    """Tasks numbered from 0; the cursor is how many were given."""
+
+    data_hash = "h"
+
+    def __init__(self, num: int) -> None:
+        self.num, self.at = num, 0
+
+    def next(self):
+        if self.at == self.num:
+            return None
+        self.at += 1
+        return self.make(self.at - 1), self.at
+
+    def make(self, number):
+        return Task(key=str(number), data={"question": f"q{number}"})
+
+    def seek(self, cursor):
+        self.at = cursor or 0
+
+    def find(self, taskset, key):
+        return self.make(int(key))
+
+
+class Log:
+    """A monitor that remembers rows."""
+
+    def __init__(self):
+        self.rows, self.waits = [], []
+
+    def log(self, metrics, *, role, step):
+        self.rows.append((role, step, dict(metrics)))
+
+    def timed(self, stage):
+        return contextlib.nullcontext()
+
+    def waiting(self, role, for_what):
+        self.waits.append(for_what)
+        return contextlib.nullcontext()
+
+
+class SwappingTalker(Talker):
+    """Serves what it was last given; remembers when it swapped and what ran then."""
+
+    def __init__(self, *args, scheduler=None):
+        super().__init__(*args)
+        self.version, self.swaps, self.live_at_swap = -1, [], []
+
+    async def swap(self, update, tensors):
+        await asyncio.sleep(0)
+        self.version = update.version
+        self.swaps.append(update.version)
+
+
+class Channel:
+    """Nothing travels."""
+
+    async def fetch(self, update):
+        return {}
+
+
+class House:
+    """An explorer, a buffer and a trainer that only counts."""
+
+    def __init__(self, workflow, say=f"7{END}", *, num_tasks=100, steps=4, fresh=2, staleness=0, style="drain",
+                 evaluator=None, apply=None, deterministic=False, finishes=True, train_s=0.0, group_size=2, **settings):  # fmt: skip
+        self.engine = SwappingTalker(tokenizer(), say if callable(say) else lambda request, text: say)
+        served = WaveGate(self.engine) if deterministic else self.engine
+        self.buffer = None
+        self.monitor, self.tasks = Log(), Tasks(num_tasks)
+        self.scheduler = make_scheduler(workflow, engine=served, **settings)
+        self.rule = AdmissionRule(max_staleness=staleness, fresh=fresh)
+        self.steps, self.finishes, self.train_s, self.group_size = steps, finishes, train_s, group_size
+        self.deterministic = deterministic
+        self.make = lambda: Explorer(
+            tasks=self.tasks, buffer=self.buffer, scheduler=self.scheduler, engine=served, channel=Channel(),
+            apply=apply or (lambda group: Shaped(group=group)), rule=self.rule, group_size=group_size,
+            monitor=self.monitor, style=style, evaluator=evaluator, deterministic=deterministic,
+        )  # fmt: skip
+        self.trained, self.staleness = [], []
+
+    async def publish(self, step):
+        version = await self.buffer.begin_version(step)
+        await self.buffer.commit_version(WeightUpdate(version=version, step=step, digest="", dtype="float32"))
+
+    async def train(self):
+        await self.publish(0)
+        for step in range(1, self.steps + 1):
+            leases = await self.buffer.lease(int(self.rule.fresh), max_staleness=self.rule.max_staleness)
+            if not leases:
+                break
+            await asyncio.sleep(self.train_s)
+            self.trained += [lease.group for lease in leases]
+            self.staleness += [step - 1 - row.oldest_version for lease in leases for row in lease.group.experiences]
+            await self.publish(step)
+        if self.finishes:
+            await self.buffer.finish("done")
+
+    async def run(self, tmp_path):
+        self.buffer = open_buffer(BufferSettings(store="memory"), tmp_path, deterministic=self.deterministic)
+        await self.buffer.open_run("run", config_hash="", data_hash="")
+        await asyncio.wait_for(asyncio.gather(self.make().run(), self.train()), 20)
+        stats = await self.buffer.stats()
+        await self.buffer.close()
+        return stats
+
+
+async def quick(task, model):
+    await model.chat().ask(task.data["question"])
+    await asyncio.sleep(random.random() * 0.01)
+    return float(int(task.key) % 2)
+
+
+def test_on_policy_data_was_sampled_by_exactly_the_weights_it_is_trained_on(tmp_path):
+    house = House(quick, steps=4, fresh=3)
+    asyncio.run(house.run(tmp_path))
+    assert len(house.trained) == 12
+    assert set(house.staleness) == {0}
+    assert house.engine.swaps == [0, 1, 2, 3]
+
+
+def test_the_rows_of_a_version_carry_the_fields_people_look_for(tmp_path):
+    house = House(quick, steps=2, fresh=2)
+    asyncio.run(house.run(tmp_path))
+    role, step, row = house.monitor.rows[0]
+    assert (role, step, row["groups"]) == ("explorer", 1, 2.0)
+    assert {"reward", "reward_std", "response_length", "truncated_ratio", "flat_group_ratio", "num_failed", "turns",
+            "idle_ratio", "time/rollout_s"} <= row.keys()  # fmt: skip
+    assert row["reward"] == 0.5
+    assert row["flat_group_ratio"] == 1.0
+    assert any("slot" in wait for wait in house.monitor.waits)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_in_flight_groups_never_exceed_the_staleness_bound(tmp_path, staleness):
+    async def uneven(task, model):
+        await model.chat().ask("x")
+        await asyncio.sleep(0.2 if int(task.key) % 3 == 0 else 0.002)
+        return 1.0
+
+    house = House(uneven, steps=8, fresh=2, staleness=staleness, style="inflight", train_s=0.02)
+    stats = asyncio.run(house.run(tmp_path))
+    assert len(house.trained) == 16
+    assert max(house.staleness) <= staleness
+    assert any("refund_ratio/stale" in row for _, _, row in house.monitor.rows)
+    assert stats["refunded"] > 0
+
+
+def test_dropped_groups_give_their_slot_back_and_the_run_goes_on(tmp_path):
+    def every_second(group):
+        keep = int(group.task.key) % 2
+        return Shaped(
+            group=group if keep else None, dropped_by="" if keep else "drop_even", metrics={"kept": float(keep)}
+        )
+
+    house = House(quick, steps=3, fresh=2, apply=every_second)
+    asyncio.run(house.run(tmp_path))
+    assert len(house.trained) == 6
+    assert all(int(group.task.key) % 2 for group in house.trained)
+    assert set(house.staleness) == {0}
+    assert house.monitor.rows[0][2]["kept"] == 0.5
+
+
+def test_case_45_the_end_of_data_reaches_the_trainer_with_a_short_last_batch(tmp_path):
+    house = House(quick, num_tasks=5, steps=100, fresh=2, finishes=True)
+    asyncio.run(house.run(tmp_path))
+    assert sorted(int(group.task.key) for group in house.trained) == [0, 1, 2, 3, 4]
+
+
+def test_case_46_an_error_of_the_loop_ends_it_at_once_with_its_own_name(tmp_path):
+    house = House(quick, steps=4)
+
+    async def broken(update, tensors):
+        raise EngineError("engine", "the swap failed")
+
+    house.engine.swap = broken
+    with pytest.raises(EngineError, match="the swap failed"):
+        asyncio.run(house.run(tmp_path))
+
+
+def test_case_49_a_workflow_that_never_works_ends_the_run_and_shows_one_failure(tmp_path):
+    async def broken(task, model):
+        raise KeyError("anser")
+
+    house = House(broken, num_tasks=1000, steps=4, retries=0)
+    with pytest.raises(WorkflowError, match="anser"):
+        asyncio.run(house.run(tmp_path))
+
+
+class Judge:
+    """An evaluator that is due at some steps."""
+
+    def __init__(self, due):
+        self.due, self.seen = due, []
+
+    def is_due(self, step):
+        return step in self.due
+
+    async def evaluate(self, update):
+        self.seen.append((update.version, self.house.scheduler.num_running))
+        await asyncio.sleep(0.01)
+        assert self.house.engine.version == update.version
+        return {}
+
+
+@pytest.mark.parametrize("style", ["drain", "inflight"])
+def test_due_versions_are_measured_before_rollouts_start_with_them_and_so_is_the_last(tmp_path, style):
+    judge = Judge({0, 2, 4})
+    house = House(quick, steps=4, fresh=2, evaluator=judge, style=style)
+    judge.house = house
+    asyncio.run(house.run(tmp_path))
+    assert [version for version, _ in judge.seen] == [0, 2, 4]
+    if style == "drain":
+        assert {running for _, running in judge.seen} == {0}
+
+
+def test_open_groups_of_an_earlier_incarnation_run_first_and_the_cursor_goes_on(tmp_path):
+    house = House(quick, steps=2, fresh=2, num_tasks=50)
+
+    async def crash_and_resume():
+        house.buffer = open_buffer(BufferSettings(store="memory"), tmp_path)
+        await house.buffer.open_run("run", config_hash="", data_hash="")
+        for _ in range(2):
+            task, cursor = house.tasks.next()
+            await house.buffer.admit(task, house.rule, cursor=cursor)
+        house.tasks = Tasks(50)  # a new process knows nothing
+        await house.buffer.open_run("run", config_hash="", data_hash="")
+        await asyncio.wait_for(asyncio.gather(house.make().run(), house.train()), 20)
+        await house.buffer.close()
+
+    asyncio.run(crash_and_resume())
+    assert [int(group.task.key) for group in house.trained[:2]] == [0, 1]
+    assert sorted(int(group.task.key) for group in house.trained) == [0, 1, 2, 3]
+
+
+def test_a_deterministic_run_decodes_in_the_same_waves_whatever_the_timing(tmp_path):
+    async def uneven(task, model):
+        chat = model.chat()
+        for _ in range(1 + int(task.key) % 3):
+            await chat.ask("x")
+            await asyncio.sleep(random.random() * 0.01)
+        return float(int(task.key) % 2)
+
+    seen = []
+    for _ in range(2):
+        house = House(uneven, steps=3, fresh=4, deterministic=True, max_rollouts=5)
+        asyncio.run(house.run(tmp_path))
+        waves = [(request.id.split("/", 1)[1], request.seed) for request in house.engine.requests]
+        seen.append((waves, [str(group.id) for group in house.trained]))
+    assert seen[0] == seen[1]
+    assert len(seen[0][1]) == 12
