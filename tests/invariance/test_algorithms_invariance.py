@@ -74,6 +74,7 @@ def update(algorithm, layout, dtype=torch.float32):
         if loss.requires_grad:
             loss.backward(retain_graph=True)
         total += loss.item()
+    assert all(end.grad is None or end.grad.item() == 0.0 for end in leaf.padding)
     gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (leaf.logprobs, leaf.entropy)]
     return total, torch.cat(gradients), divider.metrics()
 

@@ -35,7 +35,7 @@ class Pipeline:
 
     An operator is a brick or a plain function. One whose first parameter is called `experience` sees experiences one by
     one, any other sees the group. Either returns what it was given (changed copies, never changed in place), or None to
-    drop it. A fault in user code never ends the run: an experience whose operator raised becomes invalid and leaves the
+    drop it; a group left without records is dropped. A fault in user code never ends the run: an experience whose operator raised becomes invalid and leaves the
     statistics; when a group operator raises, the group is dropped by it. Both are counted and reported.
 
     An operator's name joins the lineage of exactly the records it changed.
@@ -92,7 +92,8 @@ class _Stage:
             after = self.operator(group)
             if after is None or after is group:
                 return after, "", 0
-            return self._signed(group, _checked(after, Group)), "", 0
+            after = self._signed(group, _checked(after, Group))
+            return after if after.records else None, "", 0
         except Exception as error:
             return None, self._report(str(group.id), error), 1
 

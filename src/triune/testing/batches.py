@@ -74,7 +74,7 @@ def random_rows(num: int, *, seed: int = 0, missing: float = 0.1, spread: float 
         base = -chance.random(length) * 2 - 0.05
         near = lambda: base + chance.normal(0, spread, length)  # noqa: E731, B023
         behaviour = near()
-        behaviour[chance.random(length) < missing] = np.nan
+        behaviour[(chance.random(length) < missing) | ~mask] = np.nan
         streams = {
             "behaviour_logprobs": behaviour,
             "ref_logprobs": near(),
@@ -87,12 +87,16 @@ def random_rows(num: int, *, seed: int = 0, missing: float = 0.1, spread: float 
 
 @dataclass
 class Leaf:
-    """The new log-probs (and entropies) of all rows as one vector with gradient, so that layouts can be compared."""
+    """The new log-probs (and entropies) of all rows as one vector with gradient, so that layouts can be compared.
+
+    `padding` collects what stood in the padding of each batch made; its gradient must be 0.
+    """
 
     rows: Sequence[Row]
     dtype: torch.dtype = torch.float32
     logprobs: Tensor = field(init=False)
     entropy: Tensor = field(init=False)
+    padding: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.logprobs = self._vector("logprobs")
@@ -154,6 +158,7 @@ class Leaf:
             pairs=torch.tensor([row.pair for row in rows] + [-1] * spare),
             chosen=torch.tensor([row.chosen for row in rows] + [False] * spare),
         )
-        end = torch.full((1,), fill, dtype=self.dtype)
+        end = torch.full((1,), fill, dtype=self.dtype, requires_grad=True)
+        self.padding.append(end)
         logprobs, entropy = torch.cat([self.logprobs, end])[index], torch.cat([self.entropy, end])[index]
         return batch.with_logprobs(logprobs, entropy=entropy)
