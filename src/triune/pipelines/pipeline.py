@@ -34,9 +34,10 @@ class Pipeline:
     """Operators in order.
 
     An operator is a brick or a plain function. One whose first parameter is called `experience` sees experiences one by
-    one, any other sees the group. Either returns what it was given (changed copies, never changed in place), or None to
-    drop it; a group left without records is dropped. A fault in user code never ends the run: an experience whose operator raised becomes invalid and leaves the
-    statistics; when a group operator raises, the group is dropped by it. Both are counted and reported.
+    one, any other sees the group. Either returns what it was given, a changed copy, or None to drop it; a group left
+    without records is dropped. A fault in user code never ends the run: an experience whose operator raised becomes
+    invalid and leaves the statistics; when a group operator raises, the group is dropped by it. Both are counted and
+    reported.
 
     An operator's name joins the lineage of exactly the records it changed.
 
