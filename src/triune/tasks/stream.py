@@ -75,9 +75,9 @@ class Track:
 class MixedTasks:
     """Tasks of several sets in training order; implements the port `TaskStream`.
 
-    The next task comes from the set that is furthest behind its share, so after n tasks every set is within one task
-    of weight x n, without randomness. A set that is over leaves the mix; the stream ends when all are over. The cursor
-    is how many tasks each set gave, from which everything else follows.
+    The next task comes from the set that is furthest behind its share, so after n tasks every set is within about
+    one task of its share of n, without randomness. A set that is over leaves the mix; the stream ends when all are
+    over. The cursor is how many tasks each set gave, from which everything else follows.
     """
 
     def __init__(self, tasksets: Sequence[OpenTaskset], *, order: Selector, epochs: int | None, seed: int) -> None:
@@ -122,10 +122,9 @@ class MixedTasks:
         return track.taskset.find(key) if track else None
 
     def _furthest_behind(self) -> Track | None:
-        best, best_share = None, 0.0
-        for track in self._tracks:
-            if track.count != track.total:
-                share = (track.count + 1) / track.weight
-                if best is None or share < best_share:
-                    best, best_share = track, share
-        return best
+        live = [track for track in self._tracks if track.count != track.total]
+        if len(live) < 2:
+            return live[0] if live else None
+        per_weight = (1 + sum([track.count for track in live])) / sum([track.weight for track in live])
+        behind = [track.weight * per_weight - track.count for track in live]
+        return live[behind.index(max(behind))]

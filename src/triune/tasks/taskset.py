@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -112,16 +112,17 @@ class OpenTaskset:
         rows = self._rows.read(numbers)
         return [self._task(number, row) for number, row in zip(numbers, rows, strict=True)]
 
-    def all(self) -> Iterable[Task]:
-        """Every task once, in the order of the rows.
+    def all(self, limit: int | None = None) -> Iterator[Task]:
+        """Every task once, in the order of the rows; the first `limit`, where given.
 
         Raises:
-            TaskError: The set is endless.
+            TaskError: The set is endless, and there is no limit.
         """
-        if self.size is None:
+        end = limit if self.size is None else self.size if limit is None else min(self.size, limit)
+        if end is None:
             raise TaskError(f"{self.where} ({self.name})", "the task set is endless", "a number", "give it a `limit`")
-        for start in range(0, self.size, self.block):
-            yield from self.tasks(range(start, min(start + self.block, self.size)))
+        for start in range(0, end, self.block):
+            yield from self.tasks(range(start, min(start + self.block, end)))
 
     def find(self, key: str) -> Task | None:
         """The task with this key, or None."""

@@ -83,7 +83,7 @@ class ReasoningGymRows:
             row = load_generator(self._recipe)[number]
         except Exception as error:  # a generator's own bug, on this row only
             raise TaskError(self.place(number), f"the generator raised {type(error).__name__}: {error}") from error
-        metadata = msgspec.to_builtins(row.get("metadata", {}), str_keys=True, enc_hook=_json_like)
+        metadata = msgspec.json.decode(msgspec.json.encode(row.get("metadata", {}), enc_hook=_json_like))
         recipe = {**msgspec.to_builtins(self._recipe), "row": number}
         return {"question": row["question"], "answer": row["answer"], "metadata": metadata, "recipe": recipe}
 
