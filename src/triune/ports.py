@@ -297,12 +297,16 @@ class AdmissionRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The right to train once on one revision of one entry."""
+    """The right to train once on one revision of one entry.
+
+    `staleness` counts published steps on the surviving line since the group's oldest version (0: no policy sampled it).
+    """
 
     entry: str
     revision: int
     use_no: int
     group: Group
+    staleness: int = 0
 
 
 class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,8 +350,18 @@ class Buffer(Protocol):
         """
         ...
 
+    async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
+        """A group refunded as stale, admitted once more, if one is due and a slot is free; never waits.
+
+        After `max_retries` it is quarantined instead. Ask before taking the next task.
+        """
+        ...
+
     async def open_admissions(self) -> list[GroupId]:
-        """Groups admitted but neither put nor refunded, in ledger order (to be dispatched again on resume)."""
+        """Groups admitted but neither put nor refunded that no other live process works on, in ledger order.
+
+        To be dispatched again on resume; the caller takes them over.
+        """
         ...
 
     async def refund(self, group: GroupId, reason: Refund) -> None:
@@ -360,25 +374,46 @@ class Buffer(Protocol):
 
     # ---- entries
 
-    async def put(self, raw: Group, shaped: Group | None = None, *, dropped_by: str = "", buffer: str = "main") -> str:
+    async def put(
+        self,
+        raw: Group,
+        shaped: Group | None = None,
+        *,
+        dropped_by: str = "",
+        buffer: str = "main",
+        deadline_s: float | None = None,
+    ) -> str:
         """Store a closed group: raw as revision 0 and, in the same transaction, `shaped` as revision 1.
 
+        Without operators pass the group itself as `shaped`; without it the entry stays `raw`, not leased, until `revise`.
         `dropped_by` stores it as dropped by that operator and refunds its slot. A group with an unknown reward is
-        `waiting`. Idempotent by (group, epoch, members' attempts).
+        `waiting`, for `deadline_s`, then it expires. Idempotent by (group, epoch, members' attempts).
 
         Returns:
             The entry's id, `str(group.id)`.
         """
         ...
 
-    async def revise(self, entry: str, group: Group, *, operators: Sequence[str], buffer: str = "main") -> int:
+    async def revise(self, entry: str, group: Group, *, operators: Sequence[str] = ()) -> int:
         """Add a revision, and return its number."""
         ...
 
     async def lease(
-        self, num: int, *, buffer: str = "main", min_version: int = 0, ahead: int | None = None, wait: bool = True
+        self,
+        num: int,
+        *,
+        buffer: str = "main",
+        min_version: int = 0,
+        max_staleness: int | None = None,
+        ahead: int | None = None,
+        wait: bool = True,
     ) -> list[Lease]:
-        """Take up to `num` ready entries in order of (class, score); entries older than `min_version` are refunded as stale.
+        """Take up to `num` ready entries in order of (class, score); over-stale ones are refunded as stale.
+
+        Over-stale is older than `min_version`, or more than `max_staleness` published steps behind the newest version
+        (version numbers have gaps after a resume, staleness has none: prefer it). `ahead`: only entries with at most
+        this many groups admitted before them still open. Urgent entries (people's) come first and on top of `num`, at
+        most a quarter of it.
 
         Waits until `num` are there; returns fewer only when `end` was declared (then what is left, at last []), or
         at once with `wait` False.
@@ -439,7 +474,9 @@ class Buffer(Protocol):
         """Wait for a newer one; None once the run was finished."""
         ...
 
-    async def resume_at(self, *, step: int, version: int, consumed: Sequence[tuple[str, int]], checkpoint: str, strict: bool) -> None:
+    async def resume_at(
+        self, *, step: int, version: int, consumed: Sequence[tuple[str, int]], checkpoint: str, strict: bool
+    ) -> None:
         """Bring the store to a checkpoint: re-acknowledge `consumed`, return other leases, mark later versions lost.
 
         With `strict` (max_staleness 0) groups sampled by lost versions are dropped and their tasks admitted again.
@@ -449,7 +486,11 @@ class Buffer(Protocol):
     # ---- steering
 
     async def control(self) -> list[Mapping[str, Any]]:
-        """Unacknowledged rows of the control table (pause, resume, stop, set), oldest first."""
+        """Unacknowledged rows, oldest first: `id`, `action` (pause, resume, stop, set), `fields`, `by`."""
+        ...
+
+    async def ack_control(self, row: int, *, by: str, outcome: str = "done") -> None:
+        """Say that a row was carried out, or why not."""
         ...
 
     async def close(self) -> None:

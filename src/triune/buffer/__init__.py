@@ -1,0 +1,52 @@
+"""The buffer: where experience is kept, durable and prioritised, between explorer and trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triune.buffer.amendments import Reshape
+from triune.buffer.config import BufferSettings
+from triune.buffer.conservation import check_conservation
+from triune.buffer.database import Database, open_database
+from triune.buffer.front import StoredBuffer
+from triune.buffer.store import Store
+from triune.buffer.transfer import from_plain, to_plain
+
+
+def open_buffer(
+    settings: BufferSettings,
+    folder: Path,
+    *,
+    reshape: Reshape | None = None,
+    deterministic: bool = False,
+    urgent_ratio: float = 0.25,
+) -> StoredBuffer:
+    """Open the buffer that a run file describes.
+
+    Args:
+        settings: The section `buffer:`.
+        folder: The run's folder, where the database is unless its path says otherwise.
+        reshape: The run's pipeline as one function: an amended raw group → shaped, None = dropped. Without it an
+            amendment changes the newest revision as it is and group advantages stay what they were.
+        deterministic: Lease strictly in ledger order, so that a batch does not depend on who finished first.
+        urgent_ratio: Urgent entries (people's) added to a batch, as a share of it.
+
+    Raises:
+        StoreError: The database cannot be opened.
+    """
+    store = Store(settings.store(folder), lease_s=settings.lease_s, reshape=reshape)
+    return StoredBuffer(store, settings, deterministic=deterministic, urgent_ratio=urgent_ratio)
+
+
+__all__ = [
+    "BufferSettings",
+    "Database",
+    "Reshape",
+    "Store",
+    "StoredBuffer",
+    "check_conservation",
+    "from_plain",
+    "open_buffer",
+    "open_database",
+    "to_plain",
+]

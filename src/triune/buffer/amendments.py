@@ -1,0 +1,151 @@
+"""Late rewards and people: change what is not yet trained, reissue what is (CONTRACTS C7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from triune.buffer.database import Database
+from triune.buffer.entries import MAIN, Entries, make_parcel, operators_of
+from triune.buffer.overlay import apply_patch, check_patch, patched_members
+from triune.buffer.runs import Incarnation, Runs
+from triune.failpoints import failpoint
+from triune.ports import EntryState, Refund
+from triune.records import Experience, Group, GroupId, Source
+
+Reshape = Callable[[Group], Group | None]
+"""Raw group with its amendments → shaped group, or None to drop it: the run's pipeline."""
+
+APPLIED, DEFERRED, REISSUED, EXPIRED = "applied", "deferred", "reissued", "expired"
+_USABLE = (EntryState.WAITING, EntryState.RAW, EntryState.SHAPING, EntryState.READY)
+
+
+class Amendments:
+    """One row per amendment, idempotent by key."""
+
+    def __init__(self, db: Database, runs: Runs, entries: Entries, reshape: Reshape | None, lives_s: float) -> None:
+        self.db, self.runs, self.entries, self.reshape, self.lives_s = db, runs, entries, reshape, lives_s
+
+    def amend(self, who: Incarnation, entry: str, patch: Mapping[str, Any], by: str, key: str) -> str:
+        """Apply, defer, reissue or refuse; the outcome, which for a deferred one is the latest.
+
+        Raises:
+            RecordError: The patch names something that cannot be amended.
+            StoreError: There is no such entry.
+        """
+        self.runs.check(who)
+        known = self.db.one("SELECT outcome FROM amendments WHERE key = ?", (key,))
+        if known is not None:
+            return known[0]
+        check_patch(patch, f"amendment {key!r} of {entry!r}")
+        seq, state = self.entries.locate(entry)
+        is_leased = self._is_leased(seq)
+        self.db.execute(
+            "INSERT INTO amendments(key, entry, by, patch, outcome, at) VALUES (?, ?, ?, ?, ?, ?)",
+            (key, seq, by, msgspec.msgpack.encode(patch), DEFERRED if is_leased else EXPIRED, self.db.now),
+        )
+        if is_leased:
+            failpoint("buffer.amend.leased")
+            return DEFERRED
+        outcome = EXPIRED
+        if state in _USABLE:
+            self._set(key, APPLIED)
+            outcome = self._apply(who, seq, state, patch)
+        elif state is EntryState.SPENT:
+            outcome, made = self._reissue(seq, who, patch)
+            self._set(key, outcome, made)
+        return outcome
+
+    def _is_leased(self, seq: int) -> bool:
+        return self.db.one("SELECT 1 FROM uses WHERE entry = ? AND state = 'leased' LIMIT 1", (seq,)) is not None
+
+    def _set(self, key: str, outcome: str, made: str = "") -> None:
+        self.db.execute("UPDATE amendments SET outcome = ?, made = ? WHERE key = ?", (outcome, made, key))
+
+    def settle(self, who: Incarnation, seq: int) -> None:
+        """A lease of the entry ended: carry out what was deferred, unless another use is still leased."""
+        if self._is_leased(seq):
+            return
+        rows = self.db.all(
+            "SELECT key, patch FROM amendments WHERE entry = ? AND outcome = 'deferred' ORDER BY seq", (seq,)
+        )
+        for key, blob in rows:
+            patch = msgspec.msgpack.decode(blob)
+            (state,) = self.db.one("SELECT state FROM entries WHERE seq = ?", (seq,)) or (EntryState.EXPIRED,)
+            if state == EntryState.SPENT:
+                outcome, made = self._reissue(seq, who, patch)
+                self._set(key, outcome, made)
+            elif EntryState(state) in _USABLE:
+                self._set(key, APPLIED)
+                self._apply(who, seq, EntryState(state), patch)
+            else:
+                self._set(key, EXPIRED)
+
+    def _apply(self, who: Incarnation, seq: int, state: EntryState, patch: Mapping[str, Any]) -> str:
+        """A new revision: the raw group with all its amendments, shaped again."""
+        raw = self.entries.read(seq, 0)
+        if self.reshape is None:
+            after = apply_patch(self.entries.read(seq), patch)
+            default = EntryState.RAW if state is EntryState.RAW else EntryState.READY
+            self.entries.add_revision(seq, raw, after, operators_of(after), default)
+            return APPLIED
+        amended = self._amended(raw, seq)
+        waits = any(isinstance(r, Experience) and r.is_valid and r.reward is None for r in amended.records)
+        if state is EntryState.RAW or waits:
+            self.entries.add_revision(seq, raw, amended, operators_of(amended), EntryState.RAW)
+            return APPLIED
+        shaped = self.reshape(amended)
+        if shaped is None:
+            self.entries.discard(who.run, seq, EntryState.DROPPED, "reshape", Refund.DROPPED)
+        else:
+            self.entries.add_revision(seq, raw, shaped, operators_of(shaped), EntryState.READY)
+        return APPLIED
+
+    def _amended(self, raw: Group, seq: int) -> Group:
+        sql = "SELECT patch FROM amendments WHERE entry = ? AND outcome = 'applied' ORDER BY seq"
+        for (blob,) in self.db.all(sql, (seq,)):
+            raw = apply_patch(raw, msgspec.msgpack.decode(blob))
+        return raw
+
+    # ---- what was already trained
+
+    def _reissue(self, seq: int, who: Incarnation, patch: Mapping[str, Any]) -> tuple[str, str]:
+        """A new urgent entry, one use: the members the patch names, with the advantages the whole group gives them."""
+        raw = self.entries.read(seq, 0)
+        members = patched_members(raw, patch)
+        amended = apply_patch(self._amended(raw, seq), patch)
+        shaped = self.reshape(amended) if self.reshape is not None else apply_patch(self.entries.read(seq), patch)
+        if shaped is None or not members:
+            return EXPIRED, ""
+        number = self.db.one("SELECT count(*) FROM amendments WHERE entry = ? AND outcome = 'reissued'", (seq,)) or (0,)
+        group = GroupId(raw.id.run, "reissued", str(raw.id), number[0])
+        part = [row for row in shaped.experiences if row.member in members]
+        if not part:
+            return EXPIRED, ""
+        reissued = msgspec.structs.replace(raw, id=group, records=tuple(_as_human(row, group) for row in part))
+        parcel = make_parcel(reissued, reissued)
+        self.entries.insert_free(parcel, buffer=MAIN, scope=who.run, state=EntryState.READY, lives_s=self.lives_s)
+        return REISSUED, str(group)
+
+    def reissued(self, key: str) -> str:
+        """The entry that an amendment made; "" when it made none."""
+        row = self.db.one("SELECT made FROM amendments WHERE key = ?", (key,))
+        return row[0] if row else ""
+
+
+def _as_human(row: Experience, group: GroupId) -> Experience:
+    rollout = msgspec.structs.replace(row.id.rollout, group=group)
+    return row.replace(
+        id=msgspec.structs.replace(row.id, rollout=rollout), source=Source.HUMAN, parents=(*row.parents, str(row.id))
+    )
+
+
+def amendments_of(db: Database, seq: int) -> Sequence[Mapping[str, Any]]:
+    """Who changed an entry, how, and what came of it, oldest first."""
+    rows = db.all("SELECT key, by, patch, outcome, made, at FROM amendments WHERE entry = ? ORDER BY seq", (seq,))
+    return [
+        {"key": k, "by": by, "patch": msgspec.msgpack.decode(patch), "outcome": outcome, "made": made, "at_s": at}
+        for k, by, patch, outcome, made, at in rows
+    ]

@@ -1,0 +1,347 @@
+"""Entries and their revisions: one put, what became of it, and its bytes (CONTRACTS C3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from triune.buffer.database import Database
+from triune.buffer.ledger import AdmissionLedger
+from triune.buffer.overlay import apply_overlay, encode_overlay
+from triune.buffer.runs import Incarnation, Runs
+from triune.buffer.summary import Summary, summarise
+from triune.errors import StoreError
+from triune.failpoints import failpoint
+from triune.ports import EntryInfo, EntryState, Refund
+from triune.records import Group, GroupId, decode_group, encode_group
+
+MAIN = "main"
+"""The run's own buffer: its entries are for the run that put them. Other buffers are open to every run."""
+
+
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """A put, encoded and checked before the transaction begins."""
+
+    id: GroupId
+    raw: bytes
+    is_shaped: bool
+    shaped: bytes | None
+    is_whole: bool
+    operators: tuple[str, ...]
+    summary: Summary
+    revision: int
+
+
+def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
+    """Check and encode a group with its first revision.
+
+    Raises:
+        RecordError: A record breaks its contract or holds something that cannot be stored.
+    """
+    summary = summarise(raw)
+    raw_blob = encode_group(raw)
+    if shaped is None or shaped is raw:
+        return Parcel(
+            id=raw.id,
+            raw=raw_blob,
+            is_shaped=shaped is raw,
+            shaped=None,
+            is_whole=False,
+            operators=(),
+            summary=summary,
+            revision=0,
+        )
+    blob, is_whole, after = encode_revision(raw, shaped)
+    summary = after._replace(attempts=summary.attempts, reward=summary.reward if after.reward is None else after.reward)
+    return Parcel(
+        id=raw.id,
+        raw=raw_blob,
+        is_shaped=True,
+        shaped=blob,
+        is_whole=is_whole,
+        operators=operators_of(shaped),
+        summary=summary,
+        revision=1,
+    )
+
+
+def encode_revision(raw: Group, shaped: Group) -> tuple[bytes, bool, Summary]:
+    """A revision's bytes, whether they are a whole group, and what the store needs to know of it."""
+    summary = summarise(shaped)
+    overlay = encode_overlay(raw, shaped)
+    return (encode_group(shaped), True, summary) if overlay is None else (overlay, False, summary)
+
+
+def operators_of(group: Group) -> tuple[str, ...]:
+    """Names of the operators that touched the group, in order of first appearance."""
+    found: dict[str, None] = {}
+    for record in group.records:
+        for name in getattr(record, "operators", ()):
+            found[name] = None
+    return tuple(found)
+
+
+class Entries:
+    """Put, revise, read and browse."""
+
+    def __init__(self, db: Database, runs: Runs, ledger: AdmissionLedger) -> None:
+        self.db, self.runs, self.ledger = db, runs, ledger
+
+    # ---- writing
+
+    def put(
+        self, who: Incarnation, parcel: Parcel, *, dropped_by: str, buffer: str, deadline_s: float
+    ) -> tuple[str, bool]:
+        """Store a closed group; its id, and whether it is new (a repeated or late put changes nothing)."""
+        self.runs.check(who)
+        admission = self.ledger.find(parcel.id) if parcel.id.run == who.run else None
+        scope = who.run if buffer == MAIN else ""
+        state, reason = self._first_state(parcel, dropped_by)
+        seq = self._insert(parcel, who.epoch, admission, scope, buffer, state, reason, deadline_s)
+        if seq is None:
+            self._count_repeat(parcel, who.epoch)
+            return str(parcel.id), False
+        failpoint("buffer.put.inside")
+        if admission is not None and admission[1] == "open":
+            self.ledger.close(admission[0])
+            self.db.touched.add("slots")
+            if dropped_by:
+                self.ledger.refund(who.run, admission[0], Refund.DROPPED)
+        self.db.touched.add("entries")
+        return str(parcel.id), True
+
+    def _first_state(self, parcel: Parcel, dropped_by: str) -> tuple[EntryState, str]:
+        if dropped_by:
+            return EntryState.DROPPED, dropped_by
+        if parcel.summary.is_waiting:
+            return EntryState.WAITING, ""
+        return (EntryState.READY if parcel.is_shaped else EntryState.RAW), ""
+
+    def _insert(
+        self,
+        parcel: Parcel,
+        epoch: int,
+        admission: tuple[int, str] | None,
+        scope: str,
+        buffer: str,
+        state: EntryState,
+        reason: str,
+        deadline_s: float,
+    ) -> int | None:
+        summary = parcel.summary
+        holds = admission[0] if admission is not None and admission[1] == "open" else None
+        row = self.db.one(
+            "INSERT INTO entries(entry, buffer, scope, state, reason, class, score, ledger, admission, "
+            "revision, oldest_version, newest_version, num_records, reward, source, attempts, epoch, max_uses, "
+            "deadline, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?) "
+            "ON CONFLICT(entry) DO NOTHING RETURNING seq",
+            (
+                str(parcel.id),
+                buffer,
+                scope,
+                state.value,
+                reason,
+                int(summary.is_urgent),
+                summary.score,
+                admission[0] if admission is not None else self.ledger.last_seq(),
+                holds,
+                parcel.revision,
+                summary.oldest_version,
+                summary.newest_version,
+                summary.num_records,
+                summary.reward,
+                summary.source,
+                summary.attempts,
+                epoch,
+                self.db.now + deadline_s if state is EntryState.WAITING else None,
+                self.db.now,
+            ),
+        )
+        if row is None:
+            return None
+        self.db.execute("INSERT INTO revisions VALUES (?, 0, 1, '[]', ?)", (row[0], parcel.raw))
+        if parcel.shaped is not None:
+            self._add_blob(row[0], 1, parcel.is_whole, parcel.operators, parcel.shaped)
+        self.db.count("puts")
+        return row[0]
+
+    def _add_blob(self, seq: int, revision: int, is_whole: bool, operators: Sequence[str], blob: bytes) -> None:
+        self.db.execute(
+            "INSERT INTO revisions VALUES (?, ?, ?, ?, ?)", (seq, revision, is_whole, json.dumps(list(operators)), blob)
+        )
+
+    def _count_repeat(self, parcel: Parcel, epoch: int) -> None:
+        known = self.db.one("SELECT attempts, epoch FROM entries WHERE entry = ?", (str(parcel.id),))
+        assert known is not None, "the insert met it"
+        if known != (parcel.summary.attempts, epoch):
+            self.db.count("late")
+
+    def insert_free(
+        self, parcel: Parcel, *, buffer: str, scope: str, state: EntryState, reason: str = "", lives_s: float = 0
+    ) -> bool:
+        """Store a group that takes no slot, for one run or (scope "") for all; False when it is there."""
+        seq = self._insert(parcel, 0, None, scope, buffer, state, reason, lives_s)
+        if seq is not None and lives_s:
+            self.db.execute("UPDATE entries SET deadline = ? WHERE seq = ?", (self.db.now + lives_s, seq))
+        self.db.touched.add("entries")
+        return seq is not None
+
+    def add_revision(
+        self, seq: int, raw: Group, group: Group, operators: Sequence[str], default_state: EntryState
+    ) -> int:
+        """Append a revision of an entry that is not yet used up, and move the entry to where it belongs."""
+        blob, is_whole, summary = encode_revision(raw, group)
+        revision = (self.db.one("SELECT max(revision) + 1 FROM revisions WHERE entry = ?", (seq,)) or (1,))[0]
+        self._add_blob(seq, revision, is_whole, operators, blob)
+        state = EntryState.WAITING if summary.is_waiting else default_state
+        self.db.execute(
+            "UPDATE entries SET revision = ?, score = ?, class = ?, reward = ?, num_records = ?, state = ?, "
+            "deadline = CASE WHEN ? = 'waiting' THEN deadline END WHERE seq = ?",
+            (
+                revision,
+                summary.score,
+                int(summary.is_urgent),
+                summary.reward,
+                summary.num_records,
+                state.value,
+                state.value,
+                seq,
+            ),
+        )
+        self.db.touched.add("entries")
+        return revision
+
+    def revise(self, who: Incarnation, entry: str, group: Group, operators: Sequence[str]) -> int:
+        """Add a revision; an entry that is not yet used up becomes ready, one that is keeps its state."""
+        self.runs.check(who)
+        seq, state = self.locate(entry)
+        raw = self.read(seq, 0)
+        usable = state in (EntryState.WAITING, EntryState.RAW, EntryState.SHAPING, EntryState.READY)
+        if usable:
+            return self.add_revision(seq, raw, group, operators, EntryState.READY)
+        blob, is_whole, _ = encode_revision(raw, group)
+        revision = (self.db.one("SELECT max(revision) + 1 FROM revisions WHERE entry = ?", (seq,)) or (1,))[0]
+        self._add_blob(seq, revision, is_whole, operators, blob)
+        return revision
+
+    def discard(self, run: str, seq: int, state: EntryState, reason: str, refund: Refund) -> None:
+        """Take an entry out for good and give its slot back."""
+        row = self.db.one(
+            "UPDATE entries SET state = ?, reason = ?, deadline = NULL WHERE seq = ? RETURNING admission, scope",
+            (state.value, reason, seq),
+        )
+        assert row is not None, "callers found it"
+        if row[0] is not None:
+            self.ledger.refund(row[1] or run, row[0], refund)
+        self.db.touched.add("entries")
+
+    def refund(self, who: Incarnation, group: GroupId, reason: str) -> None:
+        """Give a group's slot back, once; an entry of it that is not yet used is dropped for the same reason."""
+        self.runs.check(who)
+        admission = self.ledger.find(group)
+        if admission is None or admission[1] == "refunded":
+            return
+        if admission[1] == "put":
+            row = self.db.one(
+                "SELECT seq FROM entries WHERE admission = ? AND granted = 0 "
+                "AND state IN ('waiting', 'raw', 'shaping', 'ready')",
+                (admission[0],),
+            )
+            if row is None:
+                return
+            self.discard(who.run, row[0], EntryState.DROPPED, reason, Refund(reason))
+            return
+        self.ledger.refund(who.run, admission[0], reason)
+
+    def expire(self) -> None:
+        """Expire what waited for its reward, or for its turn, past its deadline."""
+        late = self.db.all(
+            "SELECT seq, scope FROM entries e WHERE deadline IS NOT NULL AND deadline <= ? "
+            "AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.entry = e.seq AND u.state != 'returned')",
+            (self.db.now,),
+        )
+        for seq, scope in late:
+            self.discard(scope, seq, EntryState.EXPIRED, "deadline", Refund.INVALID)
+
+    # ---- reading
+
+    def locate(self, entry: str) -> tuple[int, EntryState]:
+        """(seq, state) of an entry.
+
+        Raises:
+            StoreError: There is none of that name.
+        """
+        row = self.db.one("SELECT seq, state FROM entries WHERE entry = ?", (entry,))
+        if row is None:
+            raise StoreError(
+                f"entry {entry!r}", f"not in {self.db.where}", "an entry", "list them with `triune buffer ls`"
+            )
+        return row[0], EntryState(row[1])
+
+    def read(self, seq: int, revision: int | None = None) -> Group:
+        """One revision, the entry's newest by default.
+
+        Raises:
+            StoreError: There is no such revision.
+        """
+        rows = self.db.all(
+            "SELECT revision, is_whole, blob FROM revisions WHERE entry = ? AND "
+            "revision IN (0, coalesce(?, (SELECT revision FROM entries WHERE seq = ?))) ORDER BY revision",
+            (seq, revision, seq),
+        )
+        if not rows or (revision is not None and rows[-1][0] != revision):
+            raise StoreError(f"entry {seq} in {self.db.where}", f"no revision {revision}")
+        _, is_whole, blob = rows[-1]
+        return decode_group(blob) if is_whole else apply_overlay(decode_group(rows[0][2]), blob)
+
+    def browse(self, buffer: str | None, state: str | None, limit: int) -> list[EntryInfo]:
+        """Newest first."""
+        rows = self.db.all(
+            "SELECT e.entry, state, reason, revision, buffer, source, num_records, reward, oldest_version, score, "
+            "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.state = 'acked'), created FROM entries e "
+            "WHERE (?1 IS NULL OR buffer = ?1) AND (?2 IS NULL OR state = ?2) ORDER BY seq DESC LIMIT ?3",
+            (buffer, state, limit),
+        )
+        return [
+            EntryInfo(entry=row[0], state=EntryState(row[1]), **dict(zip(_INFO, row[2:], strict=True))) for row in rows
+        ]
+
+    def stats(self, run: str | None) -> Mapping[str, float]:
+        """Depth per state, uses per state, admissions and refunds of the run, age of the oldest ready entry."""
+        found: dict[str, Any] = {f"entries/{state.value}": 0 for state in EntryState}
+        for state, number in self.db.all("SELECT state, count(*) FROM entries GROUP BY state"):
+            found[f"entries/{state}"] = number
+        found |= {f"uses/{state}": 0 for state in ("leased", "acked", "returned")}
+        sql = "SELECT state, count(*) FROM uses WHERE ?1 IS NULL OR consumer = ?1 GROUP BY state"
+        found |= {f"uses/{state}": number for state, number in self.db.all(sql, (run,))}
+        row = self.db.one("SELECT total(admitted), total(refunded) FROM runs WHERE ?1 IS NULL OR run = ?1", (run,)) or (
+            0,
+            0,
+        )
+        found["admitted"], found["refunded"] = row
+        sql = "SELECT count(*) FROM admissions WHERE state = 'open' AND (?1 IS NULL OR run = ?1)"
+        found["open"] = (self.db.one(sql, (run,)) or (0,))[0]
+        oldest = self.db.one("SELECT min(created) FROM entries WHERE state = 'ready'")
+        found["oldest_ready_s"] = max(0.0, self.db.now - oldest[0]) if oldest and oldest[0] is not None else 0.0
+        counters = self.db.counters()
+        found["puts"], found["late"] = counters.get("puts", 0), counters.get("late", 0)
+        prefix = f"refunds/{run}/"
+        found |= {f"refunds/{name[len(prefix) :]}": n for name, n in counters.items() if name.startswith(prefix)}
+        return {name: float(number) for name, number in found.items()}
+
+
+_INFO = (
+    "reason",
+    "revision",
+    "buffer",
+    "source",
+    "num_records",
+    "reward",
+    "oldest_version",
+    "priority",
+    "uses",
+    "created_s",
+)

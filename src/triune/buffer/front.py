@@ -1,0 +1,398 @@
+"""The buffer as the rest of the house sees it: port `Buffer`, asynchronous, over one store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from triune.buffer.amendments import amendments_of
+from triune.buffer.config import BufferSettings
+from triune.buffer.conservation import check_conservation
+from triune.buffer.entries import MAIN, make_parcel, operators_of
+from triune.buffer.ledger import NO_MORE
+from triune.buffer.runs import Incarnation
+from triune.buffer.store import Store
+from triune.buffer.transfer import export_lines, from_plain, import_lines
+from triune.buffer.uses import Grant, Order
+from triune.buffer.writer import Writer, call_on
+from triune.errors import RecordError, StoreError
+from triune.ports import AdmissionRule, EntryInfo, EntryState, Lease, Refund, WeightUpdate
+from triune.records import Group, GroupId, Task
+
+T = TypeVar("T")
+
+RECHECK_S = 0.5
+"""A waiter looks again at least this often, for what the clock alone changes (expired leases and deadlines)."""
+
+NUM_FRESH = 1024
+"""Groups just put that stay decoded in memory, so that a lease in the same process need not read them."""
+
+_numbers = itertools.count()
+
+
+class StoredBuffer:
+    """Port `Buffer` over a `Store`. Calls may come from any event loop; every one is one transaction."""
+
+    def __init__(
+        self, store: Store, settings: BufferSettings, *, deterministic: bool = False, urgent_ratio: float = 0.25
+    ) -> None:
+        """`deterministic` leases strictly in ledger order; `urgent_ratio` bounds urgent entries added to a batch."""
+        self.store, self.settings = store, settings
+        self.deterministic, self.urgent_ratio = deterministic, urgent_ratio
+        self.who: Incarnation | None = None
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}:{uuid.uuid4().hex[:8]}"
+        self._fresh: OrderedDict[str, tuple[int, Group]] = OrderedDict()
+        self._waiters: set[tuple[str, asyncio.Future[None]]] = set()
+        self._generation: dict[str, int] = {}
+        self._writer = Writer(
+            store.db, poll_s=settings.poll_s, beat_s=settings.lease_s / 3, beat=self._beat, wake=self._wake
+        )
+
+    # ---- waiting
+
+    def _beat(self) -> None:
+        if self.who is not None:
+            self.store.runs.renew(self.who)
+
+    def _wake(self, topics: set[str]) -> None:
+        """Called on the writer's thread after a commit."""
+        for topic in topics:
+            self._generation[topic] = self._generation.get(topic, 0) + 1
+        loops = {future.get_loop() for topic, future in tuple(self._waiters) if topic in topics}
+        for loop in loops:
+            call_on(loop, lambda loop=loop: self._release(loop, topics))
+
+    def _release(self, loop: asyncio.AbstractEventLoop, topics: set[str]) -> None:
+        for topic, future in tuple(self._waiters):
+            if topic in topics and future.get_loop() is loop and not future.done():
+                future.set_result(None)
+
+    async def _until(self, topic: str, work: Callable[[], T | None]) -> T:
+        """Repeat a transaction until it answers, woken by what it waits for."""
+        while True:
+            seen = self._generation.get(topic, 0)
+            answer = await self._writer.submit(work)
+            if answer is not None:
+                return answer
+            await self._changed(topic, seen)
+
+    async def _changed(self, topic: str, seen: int) -> None:
+        waiter: tuple[str, asyncio.Future[None]] = (topic, asyncio.get_running_loop().create_future())
+        self._waiters.add(waiter)
+        self._writer.num_waiting += 1
+        try:
+            if self._generation.get(topic, 0) == seen:
+                await asyncio.wait((waiter[1],), timeout=RECHECK_S)
+        finally:
+            self._writer.num_waiting -= 1
+            self._waiters.discard(waiter)
+
+    def _me(self) -> Incarnation:
+        if self.who is None:
+            raise StoreError(self.store.db.where, "no run is open", "open_run or join_run before this call")
+        return self.who
+
+    # ---- runs
+
+    async def open_run(self, run: str, *, config_hash: str, data_hash: str) -> int:
+        """Begin the next incarnation of `run`, which fences older ones; its epoch. Empty hashes are not compared."""
+        self.who = await self._writer.submit(lambda: self.store.runs.open(run, self._owner, config_hash, data_hash))
+        return self._me().epoch
+
+    async def join_run(self, run: str, *, timeout_s: float) -> int:
+        """Take part in the incarnation that is running; waits until there is one.
+
+        Raises:
+            StoreError: Nobody opened it in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.who = await self._until("runs", lambda: self.store.runs.join(run, self._owner))
+        except TimeoutError as error:
+            raise StoreError(
+                f"run {run!r} in {self.store.db.where}",
+                f"nobody has it open after {timeout_s:g} s",
+                "a running trainer",
+                "start `triune train` with the same file",
+            ) from error
+        return self._me().epoch
+
+    # ---- admission and the ledger
+
+    async def admit(self, task: Task, rule: AdmissionRule, *, cursor: Any = None) -> GroupId | None:
+        """Wait for a slot, take it and advance the task cursor, in one transaction; None once no more are wanted."""
+        who, ledger = self._me(), self.store.ledger
+
+        def attempt() -> GroupId | str | None:
+            found = ledger.admit(who, task, rule, cursor)
+            if found is None:
+                self.store.uses.sweep(who)
+            return found
+
+        found = await self._until("slots", attempt)
+        return None if found == NO_MORE or isinstance(found, str) else found
+
+    async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
+        """A group refunded as stale, admitted once more, if one is due and a slot is free; never waits.
+
+        Past `max_retries` it is quarantined instead (its slot stays given back).
+        """
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.ledger.readmit(who, rule, max_retries))
+
+    async def open_admissions(self) -> list[GroupId]:
+        """Groups admitted but neither put nor refunded that no other live process works on, in ledger order."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.ledger.open_groups(who))
+
+    async def refund(self, group: GroupId, reason: Refund) -> None:
+        """Give a slot back, once per group."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.entries.refund(who, group, Refund(reason).value))
+
+    async def cursor(self) -> Any:
+        """Task cursor committed with the last admission; None at the start."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.ledger.cursor(who))
+
+    # ---- entries
+
+    async def put(
+        self,
+        raw: Group,
+        shaped: Group | None = None,
+        *,
+        dropped_by: str = "",
+        buffer: str = MAIN,
+        deadline_s: float | None = None,
+    ) -> str:
+        """Store a closed group and its first revision; see the port.
+
+        Without `shaped` and `dropped_by` it stays `raw` until `revise`. While a reward is unknown it is `waiting`, for
+        `deadline_s` (default `buffer.reward_deadline_s`), then it expires.
+        """
+        who = self._me()
+        patience = self.settings.reward_deadline_s if deadline_s is None else deadline_s
+
+        def store() -> tuple[str, bool]:
+            return self.store.entries.put(who, parcel, dropped_by=dropped_by, buffer=buffer, deadline_s=patience)
+
+        parcel = make_parcel(raw, shaped)
+        entry, is_new = await self._writer.submit(store)
+        if is_new and parcel.is_shaped and not dropped_by and not parcel.summary.is_waiting:
+            self._keep_fresh(entry, parcel.revision, shaped or raw)
+        return entry
+
+    def _keep_fresh(self, entry: str, revision: int, group: Group) -> None:
+        self._fresh[entry] = (revision, group)
+        if len(self._fresh) > NUM_FRESH:
+            self._fresh.popitem(last=False)
+
+    async def revise(self, entry: str, group: Group, *, operators: Sequence[str] = ()) -> int:
+        """Add a revision, and return its number; `operators` defaults to those its records name."""
+        who, names = self._me(), tuple(operators) or operators_of(group)
+        return await self._writer.submit(lambda: self.store.entries.revise(who, entry, group, names))
+
+    async def lease(
+        self,
+        num: int,
+        *,
+        buffer: str = MAIN,
+        min_version: int = 0,
+        max_staleness: int | None = None,
+        ahead: int | None = None,
+        wait: bool = True,
+    ) -> list[Lease]:
+        """Take up to `num` ready entries, best (class, score) first, and a few urgent ones on top; see the port."""
+        who, urgent = self._me(), int(num * self.urgent_ratio)
+        if self.deterministic and ahead is None:
+            ahead = 0
+        order = Order(num, urgent, buffer, min_version, max_staleness, ahead, self.deterministic)
+
+        def attempt() -> list[Lease] | None:
+            grants = self.store.uses.lease(who, order, not wait)
+            return None if grants is None else [self._lease_of(grant) for grant in grants]
+
+        leases = await self._until("entries", attempt)
+        for lease in leases:
+            self._fresh.pop(lease.entry, None)
+        return leases
+
+    def _lease_of(self, grant: Grant) -> Lease:
+        revision, group = self._fresh.get(grant.entry, (-1, None))
+        if group is None or revision != grant.revision:
+            group = self.store.entries.read(grant.seq, grant.revision)
+        return Lease(
+            entry=grant.entry, revision=grant.revision, use_no=grant.use_no, group=group, staleness=grant.staleness
+        )
+
+    async def renew(self) -> None:
+        """Heartbeat; the writer's thread also beats by itself as long as the process lives."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.runs.renew(self.store.runs.check(who)))
+
+    async def ack(self, uses: Sequence[tuple[str, int]], *, checkpoint: str, step: int) -> None:
+        """The checkpoint on disk contains these (entry, use_no); idempotent."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.uses.ack(who, uses, checkpoint, step))
+
+    async def give_back(self, uses: Sequence[tuple[str, int]] | None = None) -> int:
+        """Return leases untrained (all of this consumer, when None); the number returned."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.uses.give_back(who, uses))
+
+    async def amend(self, entry: str, patch: Mapping[str, Any], *, by: str, key: str) -> str:
+        """Change what is not yet trained; `applied`, `deferred`, `reissued` or `expired`.
+
+        The patch holds `reward`, `reward_parts`, `is_valid`, `priority`, `metrics`, `info` or `tags`, for all or
+        under `members: {number: {…}}` for the experiences of one rollout.
+        """
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.amendments.amend(who, entry, patch, by, key))
+
+    async def amendments(self, entry: str) -> Sequence[Mapping[str, Any]]:
+        """Who amended an entry, how, and what came of it, oldest first."""
+        store = self.store
+        return await self._writer.submit(lambda: amendments_of(store.db, store.entries.locate(entry)[0]))
+
+    async def end(self, reason: str) -> None:
+        """No more groups will come: every waiting reader wakes."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.runs.end(who, reason))
+
+    async def finish(self, reason: str) -> None:
+        """The trainer wants no more: everybody who waits wakes."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.runs.finish(who, reason))
+
+    # ---- looking
+
+    async def browse(self, *, buffer: str | None = None, state: str | None = None, limit: int = 100) -> list[EntryInfo]:
+        """Newest first."""
+        return await self._writer.submit(lambda: self.store.entries.browse(buffer, state, limit))
+
+    async def read(self, entry: str, *, revision: int | None = None) -> Group:
+        """One entry, its newest revision by default."""
+        return await self._writer.submit(lambda: self.store.read(entry, revision))
+
+    async def stats(self) -> Mapping[str, float]:
+        """Depth and uses per state, admitted, refunded (and why), open, late, age; of the open run, or of all."""
+        run = self.who.run if self.who else None
+        return await self._writer.submit(lambda: self.store.entries.stats(run))
+
+    async def check_conservation(self) -> Mapping[str, int]:
+        """Raise StoreError when anything was lost or doubled; see CONTRACTS C3."""
+        return await self._writer.submit(lambda: check_conservation(self.store.db))
+
+    async def export_jsonl(self, path: str | Path, *, buffer: str | None = None) -> int:
+        """Write every entry's newest revision as one JSON object per line; the number written."""
+        lines: list[Mapping[str, Any]] = []
+        after = 0
+        while True:
+            part = await self._writer.submit(lambda after=after: self.store.plain(buffer, after, 256))
+            if not part:
+                break
+            after = part[-1][0]
+            lines += [line for _, line in part]
+        return await asyncio.to_thread(export_lines, iter(lines), Path(path))
+
+    async def import_jsonl(self, path: str | Path, *, buffer: str) -> int:
+        """Add exported entries that can be trained on to a named buffer, for every run; the number that are new."""
+        number = 0
+        for line in import_lines(Path(path)):
+            if line.get("state") not in (EntryState.READY, EntryState.SPENT, EntryState.RAW) or "group" not in line:
+                continue
+            group = from_plain(line["group"])
+            parcel, state = make_parcel(group, group), EntryState(line["state"])
+            if parcel.summary.is_waiting:
+                raise RecordError(str(group.id), "an unknown reward", "rewards in all imported entries")
+            state = EntryState.READY if state is EntryState.SPENT else state
+            number += await self._writer.submit(
+                lambda parcel=parcel, state=state: self.store.entries.insert_free(
+                    parcel, buffer=buffer, scope="", state=state
+                )
+            )
+        return number
+
+    # ---- versions
+
+    async def begin_version(self, step: int) -> int:
+        """Reserve the next version number (never reused, also after a crash)."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.versions.begin(who, step))
+
+    async def commit_version(self, update: WeightUpdate) -> None:
+        """The weights are there to be fetched: admission counts with them from now on."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.versions.commit(who, update))
+
+    async def latest_version(self) -> WeightUpdate | None:
+        """The newest committed version on the surviving line."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.versions.latest(who.run))
+
+    async def wait_version(self, newer_than: int) -> WeightUpdate | None:
+        """Wait for a newer one; None once the run was finished."""
+        who, store = self._me(), self.store
+
+        def look() -> WeightUpdate | str | None:
+            update = store.versions.latest(store.runs.check(who).run, newer_than)
+            return update or (NO_MORE if store.runs.is_finished(who.run) else None)
+
+        found = await self._until("versions", look)
+        return None if isinstance(found, str) else found
+
+    async def floor_version(self, max_staleness: int) -> int:
+        """The oldest version at most `max_staleness` published steps behind the newest, on the surviving line."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.versions.floor(who.run, max_staleness))
+
+    async def resume_at(
+        self, *, step: int, version: int, consumed: Sequence[tuple[str, int]], checkpoint: str, strict: bool
+    ) -> None:
+        """Bring the store to a checkpoint; see the port. Lost groups become open admissions of the same names."""
+        who = self._me()
+        self._fresh.clear()
+        await self._writer.submit(lambda: self.store.resume_at(who, step, version, consumed, checkpoint, strict))
+
+    # ---- steering
+
+    async def steer(self, run: str, action: str, *, by: str, fields: Mapping[str, Any] | None = None) -> int:
+        """Ask a run to `pause`, `resume`, `stop` or `set` fields; the number of the row."""
+        return await self._writer.submit(lambda: self.store.control.steer(run, action, fields or {}, by))
+
+    async def control(self) -> list[Mapping[str, Any]]:
+        """Unacknowledged rows of the control table: `id`, `action`, `fields`, `by`, `at_s`; oldest first."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.control.pending(who.run))
+
+    async def ack_control(self, row: int, *, by: str, outcome: str = "done") -> None:
+        """Say that a row was carried out, or why not."""
+        who = self._me()
+        await self._writer.submit(lambda: self.store.control.ack(who, row, by, outcome))
+
+    async def control_history(self, run: str) -> list[Mapping[str, Any]]:
+        """Every row of a run, with who acknowledged it, when and with what outcome."""
+        return await self._writer.submit(lambda: self.store.control.history(run))
+
+    # ---- ending
+
+    async def close(self) -> None:
+        """Flush and close; others may take over what this process had admitted. Calls that wait are refused."""
+        who = self.who
+        if who is not None:
+            await self._writer.submit(lambda: self.store.runs.leave(who))
+        await asyncio.to_thread(self._writer.stop)
+        self._wake({topic for topic, _ in tuple(self._waiters)})
+        self.store.db.close()
+
+    def abandon(self) -> None:
+        """End without a word, as a killed process would: nothing queued is written. For crash tests."""
+        self._writer.stop(abandon=True)

@@ -1,0 +1,151 @@
+"""The admission ledger: who holds a slot, and where the tasks stand (CONTRACTS C5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from triune.buffer.database import Database
+from triune.buffer.runs import Incarnation, Runs
+from triune.failpoints import failpoint
+from triune.ports import AdmissionRule, Refund
+from triune.records import GroupId, Task
+
+NO_MORE = "no more"
+"""Answer of `admit` once the run was finished or its limit reached."""
+
+
+def pack(value: Any) -> bytes:
+    """JSON-like values as msgpack."""
+    return msgspec.msgpack.encode(value)
+
+
+class AdmissionLedger:
+    """`admitted - refunded < (version + max_staleness + 1) x fresh`, in one transaction, for all explorers."""
+
+    def __init__(self, db: Database, runs: Runs) -> None:
+        self.db, self.runs = db, runs
+
+    def admit(self, who: Incarnation, task: Task, rule: AdmissionRule, cursor: Any) -> GroupId | str | None:
+        """Take a slot and advance the cursor; None = no slot now, `NO_MORE` = never again."""
+        refused = self._take_slot(who, rule, cursor)
+        if refused is not None:
+            return refused if refused else None
+        row = self.db.one(
+            "SELECT max(visit) + 1 FROM admissions WHERE run = ? AND taskset = ? AND task_key = ?",
+            (who.run, task.taskset, task.key),
+        )
+        visit = row[0] if row is not None and row[0] is not None else 0
+        group = GroupId(who.run, task.taskset, task.key, visit)
+        self._insert(who, group, 0)
+        failpoint("buffer.admit.inside")
+        return group
+
+    def _take_slot(self, who: Incarnation, rule: AdmissionRule, cursor: Any) -> str | None:
+        """None when a slot was taken, "" when there is none now, `NO_MORE` when there never will be."""
+        self.runs.check(who)
+        row = self.db.one("SELECT admitted - refunded, line, finished FROM runs WHERE run = ?", (who.run,))
+        assert row is not None, "the fence found the run"
+        held, line, finished = row
+        if finished is not None:
+            return NO_MORE
+        if rule.limit is not None and held >= rule.limit:
+            is_open = self.db.one("SELECT 1 FROM admissions WHERE run = ? AND state = 'open' LIMIT 1", (who.run,))
+            return "" if is_open else NO_MORE
+        if not held < (max(line, 0) + rule.max_staleness + 1) * rule.fresh:
+            return ""
+        if cursor is None:
+            self.db.execute("UPDATE runs SET admitted = admitted + 1 WHERE run = ?", (who.run,))
+        else:
+            self.db.execute(
+                "UPDATE runs SET admitted = admitted + 1, cursor = ? WHERE run = ?", (pack(cursor), who.run)
+            )
+        return None
+
+    def _insert(self, who: Incarnation, group: GroupId, round_no: int) -> None:
+        self.db.execute(
+            "INSERT INTO admissions(run, taskset, task_key, visit, round, state, owner, epoch) "
+            "VALUES (?, ?, ?, ?, ?, 'open', ?, ?)",
+            (group.run, group.taskset, group.task_key, group.visit, round_no, who.owner, who.epoch),
+        )
+
+    def readmit(self, who: Incarnation, rule: AdmissionRule, max_retries: int) -> GroupId | None:
+        """Admit the oldest group refunded as stale once more, if a slot is free; quarantine it past its retries."""
+        self.runs.check(who)
+        stale = self.db.all(
+            "SELECT seq, taskset, task_key, visit, round FROM admissions "
+            "WHERE run = ? AND reason = 'stale' ORDER BY seq",
+            (who.run,),
+        )
+        for seq, taskset, key, visit, round_no in stale:
+            if round_no >= max_retries:
+                self.db.execute("UPDATE admissions SET reason = ? WHERE seq = ?", (Refund.QUARANTINED.value, seq))
+                self.db.count(f"refunds/{who.run}/quarantined")
+                continue
+            if self._take_slot(who, rule, None) is not None:
+                return None
+            self.db.execute("UPDATE admissions SET reason = 'stale, admitted again' WHERE seq = ?", (seq,))
+            group = GroupId(who.run, taskset, key, visit)
+            self._insert(who, group, round_no + 1)
+            return group
+        return None
+
+    def find(self, group: GroupId) -> tuple[int, str] | None:
+        """(seq, state) of the group's newest admission."""
+        row = self.db.one(
+            "SELECT seq, state FROM admissions WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? "
+            "ORDER BY round DESC LIMIT 1",
+            (group.run, group.taskset, group.task_key, group.visit),
+        )
+        return (row[0], row[1]) if row else None
+
+    def close(self, seq: int) -> None:
+        """The group was put: its slot is held by its entry from now on."""
+        self.db.execute("UPDATE admissions SET state = 'put' WHERE seq = ?", (seq,))
+
+    def refund(self, run: str, seq: int, reason: str) -> bool:
+        """Give back the slot of one admission, once; whether it still held it."""
+        row = self.db.one(
+            "UPDATE admissions SET state = 'refunded', reason = ? WHERE seq = ? AND state != 'refunded' RETURNING seq",
+            (reason, seq),
+        )
+        if row is None:
+            return False
+        self.db.execute("UPDATE runs SET refunded = refunded + 1 WHERE run = ?", (run,))
+        self.db.count(f"refunds/{run}/{reason}")
+        self.db.touched.add("slots")
+        return True
+
+    def reopen(self, who: Incarnation, seq: int, reason: str) -> None:
+        """Refund an admission and admit the same group at once again, slot for slot (resume: its weights are lost)."""
+        if not self.refund(who.run, seq, reason):
+            return
+        row = self.db.one("SELECT taskset, task_key, visit, round FROM admissions WHERE seq = ?", (seq,))
+        assert row is not None, "the refund found it"
+        self.db.execute("UPDATE runs SET admitted = admitted + 1 WHERE run = ?", (who.run,))
+        self._insert(who, GroupId(who.run, *row[:3]), row[3] + 1)
+
+    def open_groups(self, who: Incarnation) -> list[GroupId]:
+        """Groups neither put nor refunded that no other live owner works on; the caller takes them over."""
+        self.runs.check(who)
+        rows = self.db.all(
+            "SELECT a.seq, a.taskset, a.task_key, a.visit FROM admissions a LEFT JOIN owners o ON o.owner = a.owner "
+            "WHERE a.run = ? AND a.state = 'open' AND "
+            "(a.owner = ? OR a.epoch < ? OR o.expires IS NULL OR o.expires <= ?) ORDER BY a.seq",
+            (who.run, who.owner, who.epoch, self.db.now),
+        )
+        self.db.execute_many(
+            "UPDATE admissions SET owner = ?, epoch = ? WHERE seq = ?", [(who.owner, who.epoch, row[0]) for row in rows]
+        )
+        return [GroupId(who.run, *row[1:]) for row in rows]
+
+    def cursor(self, who: Incarnation) -> Any:
+        """The cursor of the newest admission; None at the start."""
+        row = self.db.one("SELECT cursor FROM runs WHERE run = ?", (who.run,))
+        return msgspec.msgpack.decode(row[0]) if row and row[0] is not None else None
+
+    def last_seq(self) -> int:
+        """Position of the newest admission of any run; 0 when there is none."""
+        row = self.db.one("SELECT seq FROM admissions ORDER BY seq DESC LIMIT 1")
+        return row[0] if row else 0

@@ -1,0 +1,66 @@
+"""Bring the store back to a checkpoint (CONTRACTS C4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triune.buffer.database import Database
+from triune.buffer.entries import Entries
+from triune.buffer.runs import Incarnation
+from triune.buffer.uses import Uses
+from triune.buffer.versions import Versions
+from triune.ports import EntryState, Refund
+
+
+def resume_at(
+    db: Database,
+    entries: Entries,
+    uses: Uses,
+    versions: Versions,
+    who: Incarnation,
+    *,
+    step: int,
+    version: int,
+    consumed: Sequence[tuple[str, int]],
+    checkpoint: str,
+    strict: bool,
+) -> None:
+    """Acknowledge what the checkpoint contains, return every other use, and lose the versions after it.
+
+    A use acknowledged by a later checkpoint (gone, or not chosen) is returned too: it is not in these weights.
+    """
+    uses.ack(who, consumed, checkpoint, step)
+    kept = {(entries.locate(entry)[0], use_no) for entry, use_no in consumed}
+    rows = db.all(
+        "SELECT id, entry, use_no FROM uses WHERE consumer = ?1 AND state = 'leased' "
+        "UNION ALL SELECT id, entry, use_no FROM uses WHERE consumer = ?1 AND state = 'acked' AND step > ?2",
+        (who.run, step),
+    )
+    uses.take_back(who, [(use, seq) for use, seq, use_no in rows if (seq, use_no) not in kept])
+    versions.lose_after(who.run, version)
+    if strict:
+        _drop_lost(db, entries, who, version)
+    else:
+        db.execute(
+            "UPDATE entries SET oldest_version = min(oldest_version, ?1), newest_version = ?1 "
+            "WHERE scope = ?2 AND newest_version > ?1",
+            (version, who.run),
+        )
+    db.touched |= {"entries", "slots", "versions"}
+
+
+def _drop_lost(db: Database, entries: Entries, who: Incarnation, version: int) -> None:
+    """Drop what lost versions sampled and admit its tasks again, in ledger order, under the same names.
+
+    The dropped entry makes room for the new one by moving to the name `…~lost<seq>`.
+    """
+    rows = db.all(
+        "SELECT seq, entry, admission FROM entries WHERE scope = ? AND newest_version > ? AND granted = 0 AND "
+        "state IN ('waiting', 'raw', 'shaping', 'ready') ORDER BY ledger, seq",
+        (who.run, version),
+    )
+    for seq, entry, admission in rows:
+        if admission is not None:
+            entries.ledger.reopen(who, admission, Refund.LOST.value)
+        entries.discard(who.run, seq, EntryState.DROPPED, Refund.LOST.value, Refund.LOST)
+        db.execute("UPDATE entries SET entry = ? WHERE seq = ?", (f"{entry}~lost{seq}", seq))

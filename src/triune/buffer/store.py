@@ -1,0 +1,75 @@
+"""The seam between the asynchronous buffer and a database: every call is synchronous and inside one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triune.buffer import resume
+from triune.buffer.amendments import Amendments, Reshape
+from triune.buffer.control import Control
+from triune.buffer.database import Database
+from triune.buffer.entries import Entries
+from triune.buffer.ledger import AdmissionLedger
+from triune.buffer.runs import Incarnation, Runs
+from triune.buffer.transfer import to_plain
+from triune.buffer.uses import Uses
+from triune.buffer.versions import Versions
+from triune.records import Group
+
+
+class Store:
+    """All nouns of the buffer over one database. Call its parts only inside `db.transaction()`."""
+
+    def __init__(
+        self, db: Database, *, lease_s: float = 60.0, reissue_s: float = 86400.0, reshape: Reshape | None = None
+    ) -> None:
+        self.db = db
+        self.runs = Runs(db, lease_s)
+        self.ledger = AdmissionLedger(db, self.runs)
+        self.entries = Entries(db, self.runs, self.ledger)
+        self.versions = Versions(db, self.runs)
+        self.uses = Uses(db, self.runs, self.entries, self.versions)
+        self.amendments = Amendments(db, self.runs, self.entries, reshape, reissue_s)
+        self.uses.on_settled = self.amendments.settle
+        self.control = Control(db, self.runs)
+
+    def resume_at(
+        self,
+        who: Incarnation,
+        step: int,
+        version: int,
+        consumed: Sequence[tuple[str, int]],
+        checkpoint: str,
+        strict: bool,
+    ) -> None:
+        """See `resume.resume_at`."""
+        resume.resume_at(
+            self.db,
+            self.entries,
+            self.uses,
+            self.versions,
+            self.runs.check(who),
+            step=step,
+            version=version,
+            consumed=consumed,
+            checkpoint=checkpoint,
+            strict=strict,
+        )
+
+    def read(self, entry: str, revision: int | None) -> Group:
+        """One revision of an entry, the newest by default."""
+        return self.entries.read(self.entries.locate(entry)[0], revision)
+
+    def plain(self, buffer: str | None, after: int, num: int) -> list[tuple[int, Mapping[str, Any]]]:
+        """Up to `num` entries after a position, oldest first, as JSON-like lines with their position."""
+        rows = self.db.all(
+            "SELECT seq, entry, buffer, state, reason, revision FROM entries "
+            "WHERE seq > ?1 AND (?2 IS NULL OR buffer = ?2) ORDER BY seq LIMIT ?3",
+            (after, buffer, num),
+        )
+        names = ("entry", "buffer", "state", "reason", "revision")
+        return [
+            (row[0], {**dict(zip(names, row[1:], strict=True)), "group": to_plain(self.entries.read(row[0]))})
+            for row in rows
+        ]

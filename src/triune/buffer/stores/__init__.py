@@ -1,0 +1,1 @@
+"""Bricks of kind `store`: where a buffer's database lives."""

@@ -1,0 +1,160 @@
+"""Entries as JSON lines: for people, for other tools, and for another buffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from triune.errors import RecordError, StoreError
+from triune.records import Experience, ExperienceId, Group, GroupId, Pair, Record, Task, Text
+
+FORMAT = 1
+_DTYPES = {
+    "tokens": np.int32,
+    "action_mask": np.bool_,
+    "logprobs": np.float32,
+    "versions": np.int32,
+    "raw_logprobs": np.float32,
+}
+
+
+def to_plain(value: Any) -> Any:
+    """A group or a record as JSON-like values: arrays become lists, NaN becomes None, ids their text."""
+    if isinstance(value, np.ndarray):
+        listed = value.tolist()
+        return _without_nan(listed) if value.dtype.kind == "f" else listed
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Record):
+        kind = type(value).__name__.lower()
+        return {"kind": kind, **{name: to_plain(getattr(value, name)) for name in value.__struct_fields__}}
+    if isinstance(value, msgspec.Struct):
+        if hasattr(type(value), "parse"):
+            return str(value)
+        return {name: to_plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if value != value else value
+
+
+def from_plain(plain: Mapping[str, Any]) -> Group:
+    """Invert `to_plain` of a group.
+
+    Raises:
+        RecordError: Fields are missing or of the wrong kind.
+    """
+    try:
+        return Group(
+            id=GroupId.parse(plain["id"]),
+            task=msgspec.convert(plain["task"], Task),
+            records=tuple(_record(record) for record in plain["records"]),
+            info=plain.get("info", {}),
+            unknown=plain.get("unknown", {}),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError("JSON line", f"{type(error).__name__}: {error}", "a group as `to_plain` writes it") from error
+
+
+def _record(plain: Mapping[str, Any]) -> Record:
+    kind = plain.get("kind", "experience")
+    if kind == "experience":
+        return _experience(plain)
+    rest = {name: value for name, value in plain.items() if name not in ("kind", "chosen", "rejected", "tokens")}
+    if kind == "pair":
+        return Pair(chosen=_experience(plain["chosen"]), rejected=_experience(plain["rejected"]), **rest)
+    if kind == "text":
+        return Text(tokens=np.asarray(plain["tokens"], np.int32), **rest)
+    raise RecordError("JSON line", f"a record of kind {kind!r}", "experience, pair or text")
+
+
+def _experience(plain: Mapping[str, Any]) -> Experience:
+    arrays: dict[str, Any] = {
+        name: np.array(plain[name], dtype) for name, dtype in _DTYPES.items() if plain.get(name) is not None
+    }
+    if isinstance(plain.get("temperature"), list):
+        arrays["temperature"] = np.array(plain["temperature"], np.float32)
+    arrays["streams"] = {name: _stream(values) for name, values in plain.get("streams", {}).items()}
+    rest = {name: value for name, value in plain.items() if name not in arrays}
+    fields = msgspec.structs.asdict(msgspec.convert(rest, _Fields))
+    return Experience(id=ExperienceId.parse(plain["id"]), **{**fields, **arrays})
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.field(default_factory=field.default_factory)
+    return field.default
+
+
+_Fields: Any = msgspec.defstruct(
+    "_Fields",
+    [
+        (field.name, float if field.name == "temperature" else field.type, _default(field))
+        for field in msgspec.structs.fields(Experience)
+        if field.name not in {*_DTYPES, "id", "streams"}
+    ],
+)
+"""Everything of an experience that is no array."""
+
+
+def _stream(values: Any) -> np.ndarray:
+    array = np.array(values)
+    return array.astype(np.int32) if array.dtype.kind in "iu" else np.array(values, np.float32)
+
+
+def export_lines(lines: Iterator[Mapping[str, Any]], path: Path) -> int:
+    """Write one JSON object per line, atomically; their number.
+
+    Raises:
+        StoreError: The folder is missing or the disk is full.
+    """
+    number = 0
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            for line in lines:
+                file.write(msgspec.json.encode(line) + b"\n")
+                number += 1
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise StoreError(
+            str(path), f"cannot be written ({error})", "a writable folder with space", "name another file"
+        ) from error
+    return number
+
+
+def import_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the lines of `export_lines`.
+
+    Raises:
+        StoreError: The file is missing.
+        RecordError: A line is no entry; names its number.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise StoreError(
+            str(path), f"cannot be read ({error})", "a file of `triune buffer export`", "name another file"
+        ) from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield msgspec.json.decode(line, type=dict[str, Any])
+            except msgspec.DecodeError as error:
+                raise RecordError(f"{path}:{number}", f"{error}", "one JSON object per line") from error

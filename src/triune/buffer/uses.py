@@ -1,0 +1,268 @@
+"""Consumption: one row per granted use, leased, then acknowledged by a checkpoint or returned (CONTRACTS C3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from triune.buffer.database import Database
+from triune.buffer.entries import Entries
+from triune.buffer.runs import Incarnation, Runs
+from triune.buffer.versions import Versions
+from triune.errors import FencedError, StoreError
+from triune.failpoints import failpoint
+from triune.ports import EntryState, Refund
+
+
+class Grant(NamedTuple):
+    """A use that was just granted."""
+
+    seq: int
+    entry: str
+    revision: int
+    use_no: int
+    staleness: int
+
+
+class Order(NamedTuple):
+    """What to lease, and in which order.
+
+    Attributes:
+        num: How many ordinary entries.
+        urgent: How many urgent ones on top of them.
+        buffer: Named buffer.
+        min_version: Oldest version that may still be trained on.
+        max_staleness: The same, counted in published steps on the surviving line; None = not asked.
+        ahead: Only entries with at most this many groups admitted before them still open; None = any.
+        in_ledger_order: Take the earliest admitted instead of those with the highest score (deterministic runs).
+    """
+
+    num: int
+    urgent: int
+    buffer: str
+    min_version: int
+    max_staleness: int | None
+    ahead: int | None
+    in_ledger_order: bool
+
+
+class _Candidate(NamedTuple):
+    class_: int
+    score: float
+    ledger: int
+    seq: int
+    entry: str
+    revision: int
+    scope: str
+    oldest: int
+    max_uses: int
+    granted: int
+
+
+_FAR = 1 << 62
+_COLUMNS = "class, score, ledger, seq, entry, revision, scope, oldest_version, max_uses, granted"
+_BY_SCORE = "ORDER BY class DESC, score DESC, ledger, seq LIMIT ?"
+_BY_LEDGER = "ORDER BY class DESC, ledger, seq LIMIT ?"
+_OPEN = "state = 'ready' AND granted < max_uses"
+_UNUSED = "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = ? AND u.state != 'returned') < max_uses"
+
+
+class Uses:
+    """Lease, acknowledge, return."""
+
+    def __init__(self, db: Database, runs: Runs, entries: Entries, versions: Versions) -> None:
+        self.db, self.runs, self.entries, self.versions = db, runs, entries, versions
+        self.on_settled: Callable[[Incarnation, int], None] = lambda who, seq: None
+        """Called with (who, seq) when no lease of an amended entry is left; set by `Amendments`."""
+
+    # ---- granting
+
+    def lease(self, who: Incarnation, order: Order, is_final: bool) -> list[Grant] | None:
+        """Grant uses; None when fewer than asked are there and more may come (`is_final` False and no `end`)."""
+        self.runs.check(who)
+        self.sweep(who)
+        chosen = self._choose(who, order)
+        num_ordinary = sum(candidate.class_ == 0 for candidate in chosen)
+        if num_ordinary < order.num and not (is_final or self.runs.has_ended(who.run)):
+            return None
+        return self._grant(who, chosen)
+
+    def _choose(self, who: Incarnation, order: Order) -> list[_Candidate]:
+        """The best candidates; over-stale ones on the way are dropped and refunded."""
+        floor = order.min_version
+        if order.max_staleness is not None:
+            floor = max(floor, self.versions.floor(who.run, order.max_staleness))
+        horizon = self._horizon(who.run, order.ahead)
+        while True:
+            found = self._candidates(who, order, horizon)
+            stale = [c for c in found if c.class_ == 0 and 0 <= c.oldest < floor]
+            if not stale:
+                break
+            for candidate in stale:
+                self.entries.discard(who.run, candidate.seq, EntryState.DROPPED, Refund.STALE.value, Refund.STALE)
+        return found
+
+    def _candidates(self, who: Incarnation, order: Order, horizon: int) -> list[_Candidate]:
+        """Up to `urgent` urgent entries, then up to `num` others, this run's own and those open to every run."""
+        found: list[_Candidate] = []
+        select = (
+            f"SELECT {_COLUMNS} FROM entries e WHERE buffer = ? AND scope = ? AND class = ? AND {_OPEN} AND ledger < ?"
+        )
+        clause = _BY_LEDGER if order.in_ledger_order else _BY_SCORE
+        for class_, limit in ((1, order.urgent), (0, order.num)):
+            before = horizon if class_ == 0 else _FAR
+            own = self.db.all(f"{select} {clause}", (order.buffer, who.run, class_, before, limit))
+            free = self.db.all(f"{select} AND {_UNUSED} {clause}", (order.buffer, "", class_, before, who.run, limit))
+            merged = [_Candidate(*row) for row in (*own, *free)]
+            if own and free:
+                merged.sort(key=_by_ledger if order.in_ledger_order else _by_score)
+            found += merged[:limit]
+        return found
+
+    def _horizon(self, run: str, ahead: int | None) -> int:
+        """Ledger position of the first open admission that must not be overtaken."""
+        if ahead is None:
+            return _FAR
+        sql = "SELECT seq FROM admissions WHERE run = ? AND state = 'open' ORDER BY seq LIMIT 1 OFFSET ?"
+        row = self.db.one(sql, (run, ahead))
+        return row[0] if row else _FAR
+
+    def _grant(self, who: Incarnation, chosen: Sequence[_Candidate]) -> list[Grant]:
+        expires = self.db.now + self.runs.lease_s
+        grants, rows = [], []
+        staleness = {oldest: self.versions.staleness(who.run, oldest) for oldest in {c.oldest for c in chosen}}
+        for c in chosen:
+            use_no = 1 if c.max_uses == 1 else self._next_use(c.seq, who.run)
+            grants.append(Grant(c.seq, c.entry, c.revision, use_no, staleness[c.oldest]))
+            rows.append((c.seq, c.revision, who.run, use_no, who.owner, who.epoch, expires))
+        self.db.execute_many(
+            "INSERT INTO uses(entry, revision, consumer, use_no, state, owner, epoch, expires) "
+            "VALUES (?, ?, ?, ?, 'leased', ?, ?, ?)",
+            rows,
+        )
+        self.db.execute_many(
+            "UPDATE entries SET granted = granted + 1 WHERE seq = ?", [(c.seq,) for c in chosen if c.scope]
+        )
+        if rows:
+            self.db.count(f"granted/{who.run}", len(rows))
+        return grants
+
+    def _next_use(self, seq: int, consumer: str) -> int:
+        sql = "SELECT use_no FROM uses WHERE entry = ? AND consumer = ? AND state != 'returned'"
+        taken = {row[0] for row in self.db.all(sql, (seq, consumer))}
+        return next(number for number in range(1, len(taken) + 2) if number not in taken)
+
+    # ---- settling
+
+    def ack(self, who: Incarnation, uses: Sequence[tuple[str, int]], checkpoint: str, step: int) -> None:
+        """The checkpoint contains these uses; repeating it changes nothing.
+
+        Raises:
+            StoreError: A use was never granted.
+            FencedError: A use expired and was granted to somebody else.
+        """
+        self.runs.check(who)
+        settled = []
+        for entry, use_no in uses:
+            row = self.db.one(
+                "UPDATE uses SET state = 'acked', step = ?, checkpoint = ? "
+                "WHERE entry = (SELECT seq FROM entries WHERE entry = ?) AND consumer = ? AND use_no = ? "
+                "AND state != 'returned' AND state = 'leased' AND owner = ? RETURNING entry",
+                (step, checkpoint, entry, who.run, use_no, who.owner),
+            )
+            if row is not None:
+                self._count_ack(row[0])
+                settled.append(row[0])
+            else:
+                settled += self._ack_slowly(who, entry, use_no, checkpoint, step)
+        failpoint("buffer.ack.inside")
+        self._settle(who, settled)
+
+    def _ack_slowly(self, who: Incarnation, entry: str, use_no: int, checkpoint: str, step: int) -> list[int]:
+        """An acknowledgement that meets no lease of this owner: repeated, late, or of an earlier incarnation."""
+        where = f"use {use_no} of {entry!r}"
+        seq, _ = self.entries.locate(entry)
+        rows = self.db.all(
+            "SELECT id, state, owner, epoch FROM uses WHERE entry = ? AND consumer = ? AND use_no = ? ORDER BY id DESC",
+            (seq, who.run, use_no),
+        )
+        if not rows:
+            raise StoreError(
+                where, "acknowledged, but never granted", "a leased use", "is this the buffer of that checkpoint?"
+            )
+        active = next((row for row in rows if row[1] != "returned"), None)
+        if active is not None and active[1] == "acked":
+            return []
+        if active is not None and active[2] != who.owner and active[3] == who.epoch:
+            raise FencedError(
+                where, "its lease expired and another process took it", "a live lease", "raise buffer.lease_s"
+            )
+        chosen = active or rows[0]
+        self.db.execute(
+            "UPDATE uses SET state = 'acked', step = ?, checkpoint = ? WHERE id = ?", (step, checkpoint, chosen[0])
+        )
+        if active is None:
+            self.db.execute("UPDATE entries SET granted = granted + 1 WHERE seq = ? AND scope != ''", (seq,))
+        self._count_ack(seq)
+        return [seq]
+
+    def _count_ack(self, seq: int) -> None:
+        self.db.execute(
+            "UPDATE entries SET acked = acked + 1, "
+            "state = CASE WHEN acked + 1 >= max_uses AND state = 'ready' THEN 'spent' ELSE state END "
+            "WHERE seq = ? AND scope != ''",
+            (seq,),
+        )
+
+    def give_back(self, who: Incarnation, uses: Sequence[tuple[str, int]] | None) -> int:
+        """Return leases untrained; with None all of this consumer. The number returned."""
+        self.runs.check(who)
+        if uses is None:
+            sql = "SELECT id, entry FROM uses WHERE consumer = ? AND state = 'leased'"
+            rows = self.db.all(sql, (who.run,))
+        else:
+            sql = (
+                "SELECT id, entry FROM uses WHERE entry = (SELECT seq FROM entries WHERE entry = ?) AND consumer = ? "
+                "AND use_no = ? AND state != 'returned' AND state = 'leased'"
+            )
+            rows = [row for entry, use_no in uses for row in self.db.all(sql, (entry, who.run, use_no))]
+        self.take_back(who, rows)
+        return len(rows)
+
+    def take_back(self, who: Incarnation, rows: Sequence[tuple[int, int]]) -> None:
+        """Return the uses (id, entry), leased or acknowledged; their entries are ready again."""
+        for use, seq in rows:
+            was = self.db.one("SELECT state FROM uses WHERE id = ?", (use,))
+            acked = int(was is not None and was[0] == "acked")
+            self.db.execute("UPDATE uses SET state = 'returned', step = NULL, checkpoint = NULL WHERE id = ?", (use,))
+            self.db.execute(
+                "UPDATE entries SET granted = granted - 1, acked = acked - ?, "
+                "state = CASE WHEN state = 'spent' THEN 'ready' ELSE state END WHERE seq = ? AND scope != ''",
+                (acked, seq),
+            )
+        if rows:
+            self._settle(who, [seq for _, seq in rows])
+            self.db.touched.add("entries")
+
+    def _settle(self, who: Incarnation, entries: Sequence[int]) -> None:
+        deferred = {row[0] for row in self.db.all("SELECT entry FROM amendments WHERE outcome = 'deferred'")}
+        for seq in entries:
+            if seq in deferred:
+                self.on_settled(who, seq)
+
+    def sweep(self, who: Incarnation) -> None:
+        """Return leases whose owner's heartbeat stopped, and expire what is past its deadline."""
+        late = self.db.all(
+            "SELECT id, entry FROM uses WHERE consumer = ? AND state = 'leased' AND expires <= ?",
+            (who.run, self.db.now),
+        )
+        self.take_back(who, late)
+        self.entries.expire()
+
+
+def _by_score(c: _Candidate) -> tuple[int, float, int, int]:
+    return (-c.class_, -c.score, c.ledger, c.seq)
+
+
+def _by_ledger(c: _Candidate) -> tuple[int, int, int]:
+    return (-c.class_, c.ledger, c.seq)

@@ -1,0 +1,135 @@
+"""One thread that owns the connection and commits together what arrives together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from triune.buffer.database import Database
+from triune.errors import StoreError
+
+Work = Callable[[], Any]
+Job = tuple[Work, asyncio.Future[Any]]
+
+
+class Writer:
+    """Runs jobs in order of arrival; those that wait while a transaction runs share the next one (group commit).
+
+    A job that fails takes nobody with it: the shared transaction is rolled back and each job runs in its own.
+    """
+
+    def __init__(
+        self, db: Database, *, poll_s: float, beat_s: float, beat: Work, wake: Callable[[set[str]], None]
+    ) -> None:
+        """`beat` runs in a transaction every `beat_s`; `wake` is told, on this thread, which topics changed."""
+        self.db, self.poll_s, self.beat_s, self.beat, self.wake = db, poll_s, beat_s, beat, wake
+        self.num_waiting = 0
+        self._jobs: list[Job] = []
+        self._ready = threading.Condition()
+        self._stops = False
+        self._seen = db.foreign_version()
+        self._next_beat = time.monotonic() + beat_s
+        self._thread = threading.Thread(target=self._run, name="triune-buffer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> asyncio.Future[Any]:
+        """Queue a job; its future resolves after the commit. For the thread of a running event loop."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with self._ready:
+            if self._stops:
+                raise StoreError(self.db.where, "the buffer is closed", "an open one")
+            self._jobs.append((work, future))
+            self._ready.notify()
+        return future
+
+    def stop(self, *, abandon: bool = False) -> None:
+        """Finish what is queued (or drop it, as a crash would) and end the thread."""
+        with self._ready:
+            self._stops = True
+            if abandon:
+                self._jobs.clear()
+            self._ready.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                if not self._jobs and not self._stops:
+                    self._ready.wait(self._patience())
+                jobs, self._jobs = self._jobs, []
+                stops = self._stops
+            if jobs:
+                self._commit([job for job in jobs if not job[1].cancelled()])
+            elif stops:
+                return
+            self._look_around()
+
+    def _patience(self) -> float:
+        until_beat = max(0.0, self._next_beat - time.monotonic())
+        return min(until_beat, self.poll_s) if self.num_waiting and self.db.is_shared else until_beat
+
+    def _look_around(self) -> None:
+        """Beat when it is time, and tell waiters when another process wrote. The room's boundary for both."""
+        try:
+            if time.monotonic() >= self._next_beat:
+                self._next_beat = time.monotonic() + self.beat_s
+                with self.db.transaction():
+                    self.beat()
+                    touched = set(self.db.touched)
+                self.wake(touched)
+            if self.db.is_shared and self.num_waiting:
+                seen = self.db.foreign_version()
+                if seen != self._seen:
+                    self._seen = seen
+                    self.wake({"entries", "slots", "versions", "runs", "control"})
+        except Exception:
+            # A beat that fails (locked, disk full) is no news by itself: the next call of its owner meets the cause.
+            return
+
+    def _commit(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        outcomes: list[tuple[Any, BaseException | None]]
+        try:
+            with self.db.transaction():
+                outcomes = [(work(), None) for work, _ in jobs]
+                touched = set(self.db.touched)
+        except Exception as error:
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._commit([job])
+                return
+            outcomes = [(None, error)]
+            touched = set()
+        self._deliver(jobs, outcomes)
+        if touched:
+            self.wake(touched)
+
+    def _deliver(self, jobs: list[Job], outcomes: list[tuple[Any, BaseException | None]]) -> None:
+        """Resolve the futures, each on its own loop, in one hop per loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
+        for (_, future), (value, error) in zip(jobs, outcomes, strict=True):
+            by_loop.setdefault(future.get_loop(), []).append((future, value, error))
+        for loop, settled in by_loop.items():
+            call_on(loop, lambda settled=settled: _settle(settled))
+
+
+def _settle(settled: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, value, error in settled:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run a callback on a loop from another thread; nothing when the loop is gone with everybody who waited on it."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        return
