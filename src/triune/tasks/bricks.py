@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from triune import registry
+from triune.errors import ConfigError
 from triune.records import Task
 from triune.tasks.scoring import Scorer, as_reward
-from triune.tasks.taskset import OpenTaskset
+from triune.tasks.taskset import OpenTaskset, Taskset
 
 
 class TaskBricks:
@@ -30,7 +31,12 @@ class TaskBricks:
         workflow: Any = None,
         reward: Any = None,
     ) -> None:
-        settings = {taskset.name: taskset.settings for taskset in tasksets}
+        settings: dict[str, Taskset] = {}
+        for taskset in tasksets:
+            if taskset.name in settings:
+                found = f"two task sets, for training or evaluation, are called {taskset.name!r}"
+                raise ConfigError(f"{taskset.where}.name", found, "names that differ: results and ids carry them")
+            settings[taskset.name] = taskset.settings
         self._workflows = {name: workflow or each.workflow or default_workflow for name, each in settings.items()}
         self._default = workflow or default_workflow
         self._rewards = {name: _scorer(reward or each.reward) for name, each in settings.items()}

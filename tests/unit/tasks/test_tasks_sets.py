@@ -102,6 +102,11 @@ def test_a_row_chooses_its_workflow_and_reward(tmp_path):
         bricks.workflow(chosen)
 
 
+def test_training_and_evaluation_sets_must_not_share_a_name():
+    with pytest.raises(ConfigError, match="two task sets, for training or evaluation, are called 'x'"):
+        TaskBricks([open_one({"use": "arithmetic", "name": "x"}), open_one({"use": "arithmetic", "name": "x"})])
+
+
 @pytest.mark.parametrize(
     ("lines", "place"),
     [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 from triune.errors import ConfigError
 from triune.records import Task
@@ -24,15 +25,19 @@ class Format:
 
     pattern: str
     match: Literal["whole", "anywhere"] = "whole"
-    _compiled: Any = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "_compiled", re.compile(self.pattern, re.DOTALL))
+            re.compile(self.pattern, re.DOTALL)
         except re.error as error:
             raise ConfigError("format.pattern", f"{self.pattern!r} ({error})", "a regular expression") from None
 
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """The pattern, ready to match."""
+        return re.compile(self.pattern, re.DOTALL)
+
     def __call__(self, task: Task, answer: str) -> float:
         """Score one answer."""
-        found = self._compiled.fullmatch(answer) if self.match == "whole" else self._compiled.search(answer)
+        found = self.compiled.fullmatch(answer) if self.match == "whole" else self.compiled.search(answer)
         return 1.0 if found else 0.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from triune import registry
@@ -35,13 +36,16 @@ class Weighted:
     """
 
     parts: dict[str, Any]
-    scorers: tuple[tuple[str, float, Scorer], ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         if not self.parts:
             raise ConfigError("weighted.parts", "no parts", "NAME: {use: reward, weight: 1.0}")
-        scorers = tuple(_build_part(name, spec) for name, spec in self.parts.items())
-        object.__setattr__(self, "scorers", scorers)
+        assert self.scorers, "built now, so that a wrong part is an error when the config is read"
+
+    @cached_property
+    def scorers(self) -> tuple[tuple[str, float, Scorer], ...]:
+        """Name, weight and scorer of each part."""
+        return tuple(_build_part(name, spec) for name, spec in self.parts.items())
 
     async def __call__(self, task: Task, answer: str, *, messages: Any = (), experience: Any = None) -> Reward:
         """Score one answer with every part; raises what a part raises."""
