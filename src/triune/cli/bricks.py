@@ -40,6 +40,11 @@ def pages(kind: str) -> list[BrickPage]:
     return [describe(kind, name) for name in registry.names(kind)]
 
 
+def built_ins(kind: str) -> list[BrickPage]:
+    """Pages of the bricks that ship with Triune."""
+    return [page for page in pages(kind) if ":" not in page.name]
+
+
 def list_bricks(word: str | None, plugins: list[str]) -> None:
     """Print kinds, or the bricks of one."""
     load_plugin_files(plugins)

@@ -116,14 +116,11 @@ def type_text(hint: Any, kind: str | None = None) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     metadata = getattr(hint, "__metadata__", None)
     if metadata is not None:
-        brick_kind = next((m.kind for m in metadata if hasattr(m, "kind") and isinstance(m.kind, str)), None)
-        return f"{brick_kind} brick" if brick_kind else type_text(arguments[0]) + _bounds(metadata)
+        return metadata_text(type_text(arguments[0]), metadata)
     if hint is type(None):
         return "null"
-    if hint is Any:
-        return "any"
     if origin is None:
-        return getattr(hint, "__name__", str(hint))
+        return _NAMES.get(hint) or getattr(hint, "__name__", str(hint))
     if str(origin) == "typing.Literal":
         return " | ".join(str(argument) for argument in arguments)
     inner = [type_text(argument) for argument in arguments if argument is not Ellipsis]
@@ -132,6 +129,15 @@ def type_text(hint: Any, kind: str | None = None) -> str:
     if origin is dict or getattr(origin, "__name__", "") == "Mapping":
         return f"mapping of {inner[-1]}"
     return " | ".join(inner)
+
+
+def metadata_text(text: str, metadata: Any) -> str:
+    """A type with its bounds; the kind of brick where the annotation names one."""
+    kind = next((item.kind for item in metadata if isinstance(getattr(item, "kind", None), str)), None)
+    return f"{kind} brick" if kind else text + _bounds(metadata)
+
+
+_NAMES: dict[Any, str] = {Any: "any", float: "number", int: "integer", str: "text", bool: "true | false"}
 
 
 def _bounds(metadata: Any) -> str:

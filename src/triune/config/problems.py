@@ -79,7 +79,7 @@ def _field_problem(where: str, line: str) -> ConfigError:
 
 def _near_in_section(loc: tuple[int | str, ...], key: str, model: type[BaseModel]) -> str | None:
     """A field of the section around a brick: `tasks.epocs` means `tasks.epochs`, though it was read as a task set's."""
-    section = _model_at(loc, model)
+    section = _model_at(loc[:-2], model) if len(loc) > 1 and loc[-2] == "sets" else None
     near = difflib.get_close_matches(key, section.model_fields if section is not None else (), n=1)
     return f"{_dotted(loc[:-2])}.{near[0]}" if near else None
 

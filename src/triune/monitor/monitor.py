@@ -42,6 +42,7 @@ class RunMonitor:
             (_name(alarm), alarm, {}, False) for alarm in settings.alarms
         ]
         self._lock = threading.RLock()
+        self._evaluated: dict[str, float] = {}
         self._stop: TrainingError | None = None
         self._step = 0
         self._idle_steps: dict[str, int] = {}
@@ -155,6 +156,7 @@ class RunMonitor:
         with self._lock:
             self._write(Row(step=step, role=role, time_s=time.time(), metrics=row_metrics))
             if role == "eval":
+                self._evaluated = row_metrics
                 self._follow(step, row_metrics)
             elif done := self._steps.add(role, step, row_metrics):
                 self._step_done(*done)
@@ -210,7 +212,7 @@ class RunMonitor:
             except OSError as error:
                 self._sink_failed(name, error)
         for index, (name, alarm, state, was_on) in enumerate(self._alarm_states):
-            state, message = alarm(metrics, state)
+            state, message = alarm({**self._evaluated, **metrics}, state)
             self._alarm_states[index] = name, alarm, state, bool(message)
             if message and not was_on:
                 self._alarm_rang(name, alarm.policy, message, step)

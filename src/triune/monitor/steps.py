@@ -34,6 +34,8 @@ class StepMerger:
         if not self._has_trainer and self._current >= 0 and step > self._current:
             done = self._current, self._take()
         self._current = max(step, self._current)
+        if "idle_ratio" in metrics:
+            metrics = {**metrics, f"idle_ratio/{role}": metrics["idle_ratio"]}
         self._add(metrics)
         return done
 

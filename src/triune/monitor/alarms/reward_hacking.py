@@ -19,8 +19,8 @@ class RewardHacking:
     metric in the stream it never goes off.
     """
 
-    task: str = "accuracy"
-    """Metric that measures the task itself."""
+    task: str | None = None
+    """Metric that measures the task; null = `accuracy` where it is logged, else the evaluation's `eval/reward`."""
 
     parts: str = "reward/"
     """Prefix of the metrics that are parts of the reward."""
@@ -35,17 +35,18 @@ class RewardHacking:
     """Say so, or end the run."""
 
     def __call__(self, metrics: Mapping[str, float], state: State) -> tuple[State, str]:
-        if self.task not in metrics:
+        task = self.task or ("accuracy" if "accuracy" in metrics else "eval/reward")
+        if task not in metrics:
             return state, ""
-        names = [name for name in metrics if name.startswith(self.parts)]
-        for name in [self.task, *names]:
+        names = [name for name in metrics if name.startswith(self.parts) and name != task]
+        for name in [task, *names]:
             state = fast_and_slow(metrics[name], state, name, 0.3, 0.05)
-        rise = {name: state[f"{name}.fast"] - state[f"{name}.slow"] for name in [self.task, *names]}
+        rise = {name: state[f"{name}.fast"] - state[f"{name}.slow"] for name in [task, *names]}
         rising = [name for name in names if rise[name] > self.margin]
-        state = counted(bool(rising) and rise[self.task] < -self.margin, state)
+        state = counted(bool(rising) and rise[task] < -self.margin, state)
         if state["bad"] < self.patience:
             return state, ""
         return state, (
-            f"{', '.join(rising)} rises while {self.task} falls to {state[f'{self.task}.fast']:.3f}; "
+            f"{', '.join(rising)} rises while {task} falls to {state[f'{task}.fast']:.3f}; "
             "look at rollouts with `triune buffer show` and weigh the parts anew"
         )
