@@ -7,7 +7,7 @@ be killed. A failed rollout is data: it is recorded as invalid with the boundary
 from __future__ import annotations
 
 import asyncio
-import threading
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -20,21 +20,35 @@ from triune.explorer.binding import BoundWorkflow
 from triune.explorer.config import ExplorerSettings
 from triune.explorer.faults import Failure, classify
 from triune.explorer.group_run import GroupRun, Rollout
-from triune.explorer.model import BlockingModel, Model
+from triune.explorer.model import Model
 from triune.explorer.results import read_result
-from triune.explorer.score import GroupScores, blocking, session_score
+from triune.explorer.score import GroupScores, session_score
 from triune.explorer.seeds import group_seed
 from triune.explorer.session import Session, Shared
+from triune.explorer.threads import run_in_thread
 from triune.models.chat import ChatTokenizer
 from triune.ports import Engine, GroupOutcome, Refund, Sampling
 from triune.records import GroupId, Stop, Task
+
+_FREE_RETRIES = 3
+"""Attempts on top for a rollout whose runner process was lost: mostly another rollout's fault."""
 
 
 class Runners(Protocol):
     """Processes for code that may hang (`triune.explorer.runners`)."""
 
-    async def run(self, bound: BoundWorkflow, task: Task, session: Session, score: Callable[..., Any] | None) -> Any:
-        """Run one rollout elsewhere; cancelling kills it after the grace period. Raises what the workflow raised."""
+    async def run(
+        self,
+        bound: BoundWorkflow,
+        task: Task,
+        session: Session,
+        score: Callable[..., Any] | None,
+        started: Callable[[], None],
+    ) -> Any:
+        """Run one rollout elsewhere; cancelling kills it after the grace period. Raises what the workflow raised.
+
+        `started` is called when a process takes it: time spent waiting for one is not the rollout's.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -168,13 +182,14 @@ class Scheduler:
 
     def _start(self, run: GroupRun, member: int, now: float) -> None:
         """Give a member its lane and its clock."""
-        deadline = now + self._settings.rollout_timeout_s
+        goes_away = self._runners is not None and self._goes_to_runner(run.bound)
+        deadline = math.inf if goes_away else now + self._settings.rollout_timeout_s
         rollout = Rollout(run, member, now, deadline)
         run.live[member] = rollout
         loop = asyncio.get_running_loop()
         if self._gate is not None:
             self._gate.enter(rollout.session.name)
-        if run.timer is None:
+        if run.timer is None and not goes_away:
             run.timer = loop.call_at(deadline, self._expire, run)
         rollout.task = loop.create_task(self._play(rollout))
 
@@ -194,10 +209,10 @@ class Scheduler:
         bound = run.bound
         score = session_score(bound, run.task, session, run.scores) if bound.sees_session else None
         if self._runners is not None and self._goes_to_runner(bound):
-            return self._runners.run(bound, run.task, session, score)
+            return self._runners.run(bound, run.task, session, score, lambda: self._start_clock(rollout))
         if bound.is_async:
             return bound.call(run.task, Model(session), score)
-        return _in_thread(bound, run.task, session, score)
+        return run_in_thread(bound, run.task, Model(session), score, session.name)
 
     def _ended(self, rollout: Rollout, value: Any, failure: Failure | None) -> None:
         """An attempt is over: keep it, or start the next one with the same lane and deadline."""
@@ -214,7 +229,8 @@ class Scheduler:
             failure = Failure(boundary="timeout", stop=Stop.TIMEOUT, error=f"no result after {limit} s", retry=False)
         if failure is not None:
             run.note_failure(rollout, failure)
-            if failure.retry and rollout.attempt < self._settings.retries and now < rollout.deadline:
+            retries = self._settings.retries + (_FREE_RETRIES if failure.boundary == "runner" else 0)
+            if failure.retry and rollout.attempt < retries and now < rollout.deadline:
                 self._try_again(rollout)
                 return
             finished.reward = None
@@ -254,20 +270,29 @@ class Scheduler:
 
     # ----------------------------------------------------------------------------------------------- deadlines
 
+    def _start_clock(self, rollout: Rollout) -> None:
+        """A runner took the rollout; its time counts from now on, for later attempts too."""
+        if rollout.deadline == math.inf:
+            loop = asyncio.get_running_loop()
+            rollout.started = loop.time()
+            rollout.deadline = rollout.started + self._settings.rollout_timeout_s
+            if rollout.run.timer is None:
+                rollout.run.timer = loop.call_at(rollout.deadline, self._expire, rollout.run)
+
     def _expire(self, run: GroupRun) -> None:
         """End the rollouts whose time is up, and look again when the next one's is."""
         loop = asyncio.get_running_loop()
-        now, following = loop.time() + 1e-4, None
+        now, following = loop.time() + 1e-4, math.inf
         for rollout in list(run.live.values()):
             if rollout.deadline > now:
-                following = min(following or rollout.deadline, rollout.deadline)
+                following = min(following, rollout.deadline)
             elif not rollout.is_timed_out:
                 rollout.is_timed_out = True
                 rollout.session.close()
                 if rollout.task is not None:
                     rollout.task.cancel()
                 loop.call_later(self._settings.grace_s, self._give_up, rollout)
-        run.timer = None if following is None else loop.call_at(following, self._expire, run)
+        run.timer = None if following == math.inf else loop.call_at(following, self._expire, run)
 
     def _give_up(self, rollout: Rollout) -> None:
         """Inline code that ignores its cancellation is left behind; its session refuses whatever it says later."""
@@ -327,31 +352,3 @@ class Scheduler:
                 "classes and functions at the top of a module",
                 "move it into a file (plugins: [my.py]), or write runner: inline",
             )
-
-
-async def _in_thread(bound: BoundWorkflow, task: Task, session: Session, score: Callable[..., Any] | None) -> Any:
-    """Run a plain function in a daemon thread of its own: it may outlive its deadline, never the process."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
-    model = BlockingModel(Model(session), loop)
-    reward = None if bound.scorer is None else blocking(score or bound.scorer.score, loop)
-
-    def work() -> None:
-        try:
-            value, error = bound.call(task, model, reward), None
-        except Exception as raised:
-            value, error = None, raised
-        loop.call_soon_threadsafe(_settle, result, value, error)
-
-    threading.Thread(target=work, name=session.name, daemon=True).start()
-    value = await result
-    return await value if asyncio.iscoroutine(value) else value
-
-
-def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if result.done():
-        return
-    if error is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(value)

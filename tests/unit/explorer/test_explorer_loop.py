@@ -83,8 +83,10 @@ class Channel:
 class House:
     """An explorer, a buffer and a trainer that only counts."""
 
-    def __init__(self, workflow, say=f"7{END}", *, num_tasks=100, steps=4, fresh=2, staleness=0, style="drain",
-                 evaluator=None, apply=None, deterministic=False, finishes=True, train_s=0.0, group_size=2, **settings):  # fmt: skip
+    def __init__(
+        self, workflow, say=f"7{END}", *, num_tasks=100, steps=4, fresh=2, staleness=0, style="drain", evaluator=None,
+        apply=None, deterministic=False, finishes=True, train_s=0.0, group_size=2, **settings,
+    ):  # fmt: skip
         self.engine = SwappingTalker(tokenizer(), say if callable(say) else lambda request, text: say)
         served = WaveGate(self.engine) if deterministic else self.engine
         self.buffer = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 
@@ -157,10 +158,8 @@ def test_a_late_call_of_an_abandoned_rollout_is_refused_and_never_recorded():
     async def comes_late(task, model):
         chat = model.chat()
         await chat.ask("x")
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            pass
         try:
             await chat.ask("late")
         except Exception as error:

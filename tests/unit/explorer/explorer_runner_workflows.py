@@ -1,0 +1,77 @@
+"""Workflows that runner processes import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+
+from triune.errors import EnvironmentFault
+from triune.records import Stop
+from triune.registry import brick
+
+
+@brick("workflow", "polite")
+@dataclass(frozen=True, kw_only=True)
+class Polite:
+    """Two questions, with notes."""
+
+    question: str = "x"
+
+    async def __call__(self, task, model, reward):
+        chat = model.chat(system="s")
+        first = await chat.ask(self.question)
+        model.note_turn(reward=0.5, state_key="here")
+        second = await chat.ask(first + task.data["question"])
+        model.note(pid=float(os.getpid()))
+        model.end(Stop.MAX_TURNS)
+        return await reward(task, second)
+
+
+def length(task, answer):
+    """Reward."""
+    return {"total": float(len(answer)), "style": 1.0}
+
+
+def ranked(task, answers):
+    """Reward of a whole group."""
+    return [float(len(answer)) for answer in answers]
+
+
+def blocking(task, model):
+    """A plain function."""
+    model.note(pid=float(os.getpid()))
+    return float(model.chat().ask("x") == "7")
+
+
+def sleeps_for_ever(task, model):
+    """Blocks, and would survive any polite timeout."""
+    model.chat().ask("x")
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            continue
+
+
+async def blocks_the_loop(task, model):
+    """Async code that does not await, in one member; the others wait long enough to be hit by its end."""
+    answer = await model.chat().ask("x")
+    if answer.startswith("0.0"):
+        time.sleep(60)
+    await asyncio.sleep(0.3)
+    return 1.0
+
+
+async def raises(task, model):
+    """User error."""
+    raise EnvironmentFault("env", "down") if task.key == "env" else KeyError("anser")
+
+
+async def dies(task, model):
+    """Takes its process along, the first time."""
+    answer = await model.chat().ask("x")
+    if answer.endswith(".0"):
+        os._exit(3)
+    return 1.0
