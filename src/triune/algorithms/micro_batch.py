@@ -75,6 +75,11 @@ class MicroBatch:
         inside = None if entropy is None else self._inside(entropy)
         return replace(self, policy_logprobs=self._inside(logprobs), policy_entropy=inside)
 
+    def with_streams(self, **streams: Tensor) -> MicroBatch:
+        """Copy with streams [B, T, …] added or replaced, before `with_logprobs`."""
+        assert self.policy_logprobs is None, "streams are complete when the forward pass begins"
+        return replace(self, streams={**self.streams, **streams})
+
     # ------------------------------------------------------------------------------------------- streams
 
     def stream(self, name: str) -> Tensor:
