@@ -148,11 +148,13 @@ def test_a_resumed_run_keeps_its_first_values_and_forgets_the_lost_line(tmp_path
         monitor.log({"reward": reward}, role="trainer", step=step)
     monitor.finish("interrupted", "Ctrl-C")
     info = RunInfo(name="test", folder=tmp_path, steps=5)
-    again = RunMonitor(MonitorSettings.model_validate({"sinks": ["jsonl"], "curve": False}), info).start(resumed_step=2)
-    again.log({"reward": 0.3}, role="trainer", step=3)
-    again.finish("finished", "done")
+    settings = MonitorSettings.model_validate({"sinks": ["jsonl"], "curve": False})
+    for resumed, reward in [(2, 0.3), (3, 0.4)]:
+        again = RunMonitor(settings, info).start(resumed_step=resumed)
+        again.log({"reward": reward}, role="trainer", step=resumed + 1)
+        again.finish("finished", "done")
     reward = json.loads((tmp_path / "summary.json").read_text())["metrics"]["reward"]
-    assert (reward["first"], reward["last"], reward["max"]) == (0.1, 0.3, 0.3)
+    assert (reward["first"], reward["last"], reward["max"]) == (0.1, 0.4, 0.4)
 
 
 class FullDisk:
