@@ -29,6 +29,15 @@ def _algorithm(config: RunConfig) -> Iterator[ConfigError]:
         yield error
 
 
+def _pipeline(config: RunConfig) -> Iterator[ConfigError]:
+    """Fields of one operator that do not fit each other."""
+    for number, operator in enumerate(config.pipeline):
+        try:
+            getattr(operator, "check", lambda where: None)(f"pipeline.{number}")
+        except ConfigError as error:
+            yield error
+
+
 def _truncation(config: RunConfig) -> Iterator[ConfigError]:
     """Case 2: truncated sampling without the log-probs that correct for it."""
     explorer = config.explorer
@@ -192,6 +201,7 @@ def _extras(config: RunConfig) -> Iterator[ConfigError]:
 
 CHECKS: tuple[Check, ...] = (
     _algorithm,
+    _pipeline,
     _truncation,
     _groups,
     _batch_unit,
