@@ -22,7 +22,7 @@ from triune.shapes import LogprobsT, TokensT
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from triune.explorer.engines._core import Core
+    from triune.explorer.engines._batcher import Batcher
     from triune.explorer.engines._rows import Job
 
 log = logging.getLogger("triune.engine")
@@ -102,7 +102,7 @@ class EmbeddedEngine:
         self.settings = settings or Embedded()
         self._lane, self._tokenizer = lane, tokenizer
         config, self._eos = _read_model(model, tokenizer, trust_remote_code)
-        self._core = _build_core(config, self.settings, self._decode, keep_kv)
+        self._batcher = _build_batcher(config, self.settings, self._decode, keep_kv)
         self._ids: set[str] = set()
         self._gone: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -116,17 +116,17 @@ class EmbeddedEngine:
     @property
     def version(self) -> int:
         """The last confirmed version; -1 before the first `swap`."""
-        return self._core.version
+        return self._batcher.version
 
     @property
     def max_context(self) -> int:
         """Positions of prompt plus completion."""
-        return self._core.max_context
+        return self._batcher.max_context
 
     @property
     def is_fast(self) -> bool:
         """Whether the model runs on the fast path."""
-        return self._core.decoder.keeps_rows
+        return self._batcher.decoder.keeps_rows
 
     # ---- requests
 
@@ -139,7 +139,7 @@ class EmbeddedEngine:
         """
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         job = self._job(request, future)
-        self._core.inbox.append(job)
+        self._batcher.inbox.append(job)
         self._ids.add(request.id)
         self._ring()
         try:
@@ -154,10 +154,10 @@ class EmbeddedEngine:
     def _job(self, request: GenerateRequest, future: asyncio.Future[Completion]) -> Job:
         from triune.explorer.engines._rows import Job
 
-        sampling, core = request.sampling, self._core
+        sampling, batcher = request.sampling, self._batcher
         prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
         self._check(request, prompt)
-        room = core.max_context - len(prompt)
+        room = batcher.max_context - len(prompt)
         stops = sampling.stop_ids if sampling.ignore_eos else (*self._eos, *sampling.stop_ids)
         return Job(
             request=request,
@@ -171,29 +171,31 @@ class EmbeddedEngine:
 
     def _check(self, request: GenerateRequest, prompt: np.ndarray) -> None:
         """Raise EngineError for what can never be decoded."""
-        core, sampling, where = self._core, request.sampling, f"request {request.id}"
+        batcher, sampling, where = self._batcher, request.sampling, f"request {request.id}"
         if self._is_closed:
             raise EngineError(where, "the engine is closed")
-        if core.version < 0:
+        if batcher.version < 0:
             raise EngineError(where, "no weights yet", "a swap before the first request")
         if request.id in self._ids:
             raise EngineError(where, "this id is already running", "ids that are unique while they run")
         if prompt.ndim != 1 or not len(prompt):
             raise EngineError(where, f"a prompt of shape {prompt.shape}", "at least one token id")
-        if prompt.min() < 0 or prompt.max() >= core.vocab:
-            raise EngineError(where, f"token ids {prompt.min()} … {prompt.max()}", f"0 … {core.vocab - 1}")
-        if len(prompt) >= core.max_context:
+        if prompt.min() < 0 or prompt.max() >= batcher.vocab:
+            raise EngineError(where, f"token ids {prompt.min()} … {prompt.max()}", f"0 … {batcher.vocab - 1}")
+        if len(prompt) >= batcher.max_context:
             found = f"a prompt of {len(prompt)} tokens"
-            raise EngineError(where, found, f"fewer than max_context = {core.max_context}", "shorten the conversation")
+            raise EngineError(
+                where, found, f"fewer than max_context = {batcher.max_context}", "shorten the conversation"
+            )
         if sampling.max_tokens < 1 or sampling.temperature < 0:
             found = f"max_tokens {sampling.max_tokens}, temperature {sampling.temperature}"
             raise EngineError(where, found, "at least one token, and no negative temperature")
         if sampling.stop and self._tokenizer is None:
             raise EngineError(where, "stop strings", "an engine with a tokenizer", "use stop_ids")
-        if core.bytes_for(min(len(prompt) + sampling.max_tokens, core.max_context)) > core.kv_bytes:
+        if batcher.bytes_for(min(len(prompt) + sampling.max_tokens, batcher.max_context)) > batcher.kv_bytes:
             found = f"{len(prompt)} + {sampling.max_tokens} positions"
             raise EngineError(
-                where, found, f"what kv_bytes = {core.kv_bytes} can hold", "raise explorer.engine.kv_bytes"
+                where, found, f"what kv_bytes = {batcher.kv_bytes} can hold", "raise explorer.engine.kv_bytes"
             )
 
     async def logprobs(self, ids: TokensT, *, temperature: float = 1.0) -> LogprobsT:
@@ -202,14 +204,14 @@ class EmbeddedEngine:
         Raises:
             EngineError: No weights yet, more than `max_context` ids, or a temperature that is not above 0.
         """
-        if self._core.version < 0 or not 1 <= len(ids) <= self.max_context or temperature <= 0:
+        if self._batcher.version < 0 or not 1 <= len(ids) <= self.max_context or temperature <= 0:
             found = f"version {self.version}, {len(ids)} ids, temperature {temperature}"
             raise EngineError("logprobs", found, f"weights, 1 … {self.max_context} ids, and a temperature above 0")
-        return await self._urgent(self._core.score, np.asarray(ids), temperature)
+        return await self._urgent(self._batcher.score, np.asarray(ids), temperature)
 
     async def abort(self, ids: Sequence[str] | None = None) -> None:
         """End these requests (all, when None) with stop `aborted` and what they have."""
-        _resolve(await self._urgent(self._core.abort, None if ids is None else set(ids)))
+        _resolve(await self._urgent(self._batcher.abort, None if ids is None else set(ids)))
 
     # ---- weights and control
 
@@ -220,7 +222,7 @@ class EmbeddedEngine:
             StaleWeightsError: The digest of what arrived, or the probe of what would be served, is not that of the
                 update; the old weights go on.
         """
-        await self._urgent(self._core.swap, update, tensors)
+        await self._urgent(self._batcher.swap, update, tensors)
 
     async def pause(self) -> None:
         """Stop decoding after the step that runs; requests wait, what they have is kept."""
@@ -239,12 +241,12 @@ class EmbeddedEngine:
         seconds `busy_s`, `idle_s`, `swap_s`; `running` and `waiting` now.
         """
         now = time.perf_counter()
-        counters, span = self._core.take_counters(), now - self._since
+        counters, span = self._batcher.take_counters(), now - self._since
         self._since = now
         busy = counters.setdefault("busy_s", 0.0)
         mixed = counters.pop("mixed_kv_tokens", 0.0)
-        extra = {"mixed_kv_ratio": mixed / max(1.0, counters.get("tokens", 0.0))} if self._core.keep_kv else {}
-        now_there = {"running": float(self._core.num_live), "waiting": float(len(self._core.inbox))}
+        extra = {"mixed_kv_ratio": mixed / max(1.0, counters.get("tokens", 0.0))} if self._batcher.keep_kv else {}
+        now_there = {"running": float(self._batcher.num_live), "waiting": float(len(self._batcher.inbox))}
         return {"tokens": 0.0, **counters, "idle_s": max(0.0, span - busy), **now_there, **extra}
 
     async def close(self) -> None:
@@ -253,17 +255,17 @@ class EmbeddedEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._fail(await self._urgent(self._core.fail), EngineError("engine", "closed while requests were running"))
+        self._fail(await self._urgent(self._batcher.fail), EngineError("engine", "closed while requests were running"))
 
     # ---- the loop
 
     async def _urgent(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run work on the lane as soon as the step that runs has ended."""
-        self._core.urgent += 1
+        self._batcher.urgent += 1
         try:
             return await self._lane.run(work, *args)
         finally:
-            self._core.urgent -= 1
+            self._batcher.urgent -= 1
             self._ring()
 
     def _ring(self) -> None:
@@ -289,8 +291,8 @@ class EmbeddedEngine:
             await asyncio.sleep(0)  # whoever submits in this turn of the loop gets in
             if self._gone:
                 gone, self._gone = self._gone, set()
-                await self._lane.run(self._core.abort, gone, True)
-            elif self._is_paused or not self._core.has_work:
+                await self._lane.run(self._batcher.abort, gone, True)
+            elif self._is_paused or not self._batcher.has_work:
                 self._wake.clear()
                 await self._wake.wait()
             else:
@@ -299,12 +301,12 @@ class EmbeddedEngine:
     async def _decode_some(self, deliver: _Deliver) -> None:
         """One job on the lane; what fails there fails the requests that were running, and the engine goes on."""
         try:
-            await self._lane.run(self._core.job, self.settings.steps_per_job, deliver)
+            await self._lane.run(self._batcher.job, self.settings.steps_per_job, deliver)
         except Exception as error:
             if not isinstance(error, EngineError):
                 log.exception("decoding failed")
                 error = EngineError("engine", f"{type(error).__name__}: {error}", "", "see the log for the trace")
-            self._fail(await self._lane.run(self._core.fail), error)
+            self._fail(await self._lane.run(self._batcher.fail), error)
 
     def _fail(self, jobs: list[Job], error: EngineError) -> None:
         for job in jobs:
@@ -356,18 +358,18 @@ def _read_model(model: str | Path | Any, tokenizer: Any, trust_remote_code: bool
     return config, tuple(sorted(set(flat)))
 
 
-def _build_core(config: Any, settings: Embedded, decode: Callable[[list[int]], str], keep_kv: bool) -> Core:
+def _build_batcher(config: Any, settings: Embedded, decode: Callable[[list[int]], str], keep_kv: bool) -> Batcher:
     import torch
 
+    from triune.explorer.engines._batcher import Batcher
     from triune.explorer.engines._build import build_decoder
-    from triune.explorer.engines._core import Core
 
     text = config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20
     max_context = min(settings.max_context or positions, positions)
     kind = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     decoder = build_decoder(config, settings.dtype, torch.device(kind), max_context, settings.fast_path == "auto")
-    return Core(
+    return Batcher(
         decoder,
         slots=settings.slots,
         kv_bytes=settings.kv_bytes,

@@ -31,7 +31,7 @@ _HOLES = 0.25  # share of dead rows that is stepped over before live ones move u
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.35}  # nats, largest gap of the probe
 
 
-class Core:
+class Batcher:
     """Rows, cache and weights.
 
     Args:
