@@ -103,7 +103,7 @@ class Evaluation:
 
         Raises:
             EngineError: Tokens were sampled by other weights than those of `update`.
-            RewardError: The reward has no part `eval.part`.
+            ConfigError: The reward has no part `eval.part`.
         """
         self._last = max(self._last, update.step)
         if self.settings.during != "copy":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from triune.errors import RewardError
+from triune.errors import ConfigError
 from triune.evaluation.estimators import best_at_k, mean_interval, pass_at_k, tries_up_to
 from triune.records import Group, Task
 
@@ -88,7 +88,7 @@ def result_of_group(task: Task, group: Group | None, *, samples: int, part: str 
         part: Reward part to measure instead of the total.
 
     Raises:
-        RewardError: A valid rollout has no such part.
+        ConfigError: A valid rollout has no such part.
     """
     valid = {} if group is None else group.valid_members
     rewards, parts = [], []
@@ -111,11 +111,11 @@ def part_of(parts: Mapping[str, float], name: str, task: Task) -> float:
     """One raw part of a reward.
 
     Raises:
-        RewardError: There is no such part.
+        ConfigError: There is no such part.
     """
     if name not in parts:
         found = f"the reward of task {task.taskset}/{task.key} has no part {name!r}"
-        raise RewardError("eval.part", found, f"one of {', '.join(parts) or 'none: the reward has no parts'}")
+        raise ConfigError("eval.part", found, f"one of {', '.join(parts) or 'none: the reward has no parts'}")
     return parts[name]
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from triune.errors import ConfigError, EngineError, RewardError
+from triune.errors import ConfigError, EngineError
 from triune.evaluation import EvalSettings, Evaluation, bench, bench_endpoint
 from triune.ports import GroupOutcome, Reward, Sampling, WeightUpdate
 from triune.records import Stop
@@ -111,7 +111,7 @@ def test_case_36_a_shaped_reward_does_not_hide_correctness():
     rollouts = ScriptedRollouts(lambda task, member: Reward(total=0.9, parts={"correct": 0.0, "form": 1.0}))
     assert measure(make(rollouts), version(0))["eval/eval/part/correct"] == 0.0
     assert measure(make(rollouts, part="correct"), version(0))["eval/eval/mean@1"] == 0.0
-    with pytest.raises(RewardError, match=r"eval\.part: .*no part 'corect'; expected one of correct, form"):
+    with pytest.raises(ConfigError, match=r"eval\.part: .*no part 'corect'; expected one of correct, form"):
         measure(make(rollouts, part="corect"), version(0))
 
 

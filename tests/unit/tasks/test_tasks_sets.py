@@ -208,6 +208,20 @@ def test_hugging_face_datasets_are_read_from_a_folder_and_hashed_by_content(tmp_
     assert hashes["one"] == hashes["pieces"] != hashes["first"]
 
 
+def test_the_hash_of_a_table_is_of_its_cells_and_not_of_how_it_was_cut():
+    import pyarrow
+
+    from triune.tasks.arrow import hash_table
+
+    rows = [{"a": i if i % 3 else None, "s": f"x{i}" if i % 4 else None, "l": [i] * (i % 3)} for i in range(11)]
+    whole = pyarrow.Table.from_pylist(rows)
+    for low, num in ((0, 3), (1, 5), (3, 8)):
+        fresh = pyarrow.Table.from_pylist(rows[low : low + num], schema=whole.schema)
+        pieces = pyarrow.concat_tables([whole.slice(low, 2), whole.slice(low + 2, num - 2)])
+        assert hash_table(whole.slice(low, num)) == hash_table(pieces) == hash_table(fresh)
+        assert hash_table(fresh) != hash_table(whole.slice(low + 1, num))
+
+
 def test_bad_data_a_data_set_that_does_not_load_is_named(tmp_path):
     pytest.importorskip("datasets")
     (tmp_path / "folder").mkdir()
