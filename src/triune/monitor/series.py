@@ -28,15 +28,20 @@ class Series:
         """Append a value; NaN and infinities are kept out of the curve."""
         if not math.isfinite(value):
             return
+        self.last = point = (step, value)
         if self.first is None:
-            self.first = (step, value)
-        self.last = (step, value)
-        self.minimum, self.maximum = min(self.minimum, value), max(self.maximum, value)
-        self._pending.append((step, value))
-        if len(self._pending) < self._stride:
-            return
-        self._points.append(_mean(self._pending))
-        self._pending.clear()
+            self.first = point
+        if value < self.minimum:
+            self.minimum = value
+        if value > self.maximum:
+            self.maximum = value
+        if self._stride > 1:
+            self._pending.append(point)
+            if len(self._pending) < self._stride:
+                return
+            point = _mean(self._pending)
+            self._pending.clear()
+        self._points.append(point)
         if len(self._points) >= self.capacity:
             self._points = [_mean(self._points[i : i + 2]) for i in range(0, len(self._points), 2)]
             self._stride *= 2
