@@ -21,6 +21,24 @@ def check_config(config: RunConfig) -> list[ConfigError]:
     return [problem for check in CHECKS for problem in check(config)]
 
 
+def check_halves(config: RunConfig, role: str) -> list[ConfigError]:
+    """Problems of a run whose explorer and trainer are two processes; `role` is the one that starts."""
+    found = []
+    if _brick_name(config.buffer.store) == "memory":
+        found.append(
+            ConfigError("buffer.store", "memory is seen by one process only", "sqlite", "write `buffer.store: sqlite`")
+        )
+    if role == "explorer" and _brick_name(config.sync.channel) == "memory":
+        found.append(
+            ConfigError("sync.channel", "memory is seen by one process only", "files", "write `sync.channel: files`")
+        )
+    return found
+
+
+def _brick_name(brick: object) -> str:
+    return getattr(brick, "__brick__", ("", ""))[1]
+
+
 def _algorithm(config: RunConfig) -> Iterator[ConfigError]:
     """Bricks of the algorithm that do not fit each other; a group of one for a group method (case 24)."""
     try:
@@ -192,7 +210,7 @@ def _extras(config: RunConfig) -> Iterator[ConfigError]:
     sections = [("tasks", config.tasks), ("eval.tasks", config.eval.tasks)]
     for where, tasks in sections:
         for index, taskset in enumerate(tasks.sets if tasks is not None else ()):
-            module, extra = needs.get(getattr(taskset, "__brick__", ("", ""))[1], ("", ""))
+            module, extra = needs.get(_brick_name(taskset), ("", ""))
             if module and importlib.util.find_spec(module) is None:
                 yield ConfigError(
                     f"{where}.{index}.use", f"{module} is not installed", "", f"pip install 'triune[{extra}]'"
