@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from triune.explorer.engines._intake import Job
 from triune.explorer.engines._prefixes import Prefixes, PromptKey
-from triune.explorer.engines._rows import Job, Rows
+from triune.explorer.engines._rows import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,13 +54,13 @@ def plan_admission(jobs: Sequence[Job], rows: Rows, prefixes: Prefixes, num_rows
     free = set(np.flatnonzero(~rows.is_live[:num_rows]).tolist())
     by_key: dict[PromptKey | int, list[int]] = {}
     for number, job in enumerate(jobs):
-        found = prefixes.find_session(session_of(job.request.id), job.prompt)
+        found = prefixes.find_session(session_of(job.request.id), job.form.prompt)
         if found is not None and found[0] in free:
             plan.rows[number] = found[0]
             plan.extended.append((number, found[1]))
             free.discard(found[0])
         else:
-            by_key.setdefault(number if job.key is None else job.key, []).append(number)
+            by_key.setdefault(number if job.form.key is None else job.form.key, []).append(number)
     for key, members in by_key.items():
         held = None if isinstance(key, int) else prefixes.find_prompt(key)
         if held is None or (not rows.is_live[held[0]] and held[0] not in free):

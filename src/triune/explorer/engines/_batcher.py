@@ -13,8 +13,9 @@ import torch
 from triune.errors import EngineError, StaleWeightsError
 from triune.explorer.engines._admission import plan_admission, session_of
 from triune.explorer.engines._decoder import Decoder
+from triune.explorer.engines._intake import Job
 from triune.explorer.engines._prefixes import Prefixes
-from triune.explorer.engines._rows import Job, Rows
+from triune.explorer.engines._rows import Rows
 from triune.explorer.engines._sampler import choose
 from triune.explorer.engines._stop_text import ends_with_stop
 from triune.explorer.engines._uniforms import uniforms
@@ -126,7 +127,7 @@ class Batcher:
         for row, hit in zip(over.tolist(), state.hit_stop_id(over).tolist(), strict=True):
             job = state.jobs[row]
             assert job is not None
-            self._done.append(self._end(row, Stop.DONE if hit or self._stops_by_text(row) else job.limit_stop))
+            self._done.append(self._end(row, Stop.DONE if hit or self._stops_by_text(row) else job.form.limit_stop))
 
     def _stops_by_text(self, row: int) -> bool:
         """Whether the last allowed token also completed a stop string."""
@@ -140,29 +141,30 @@ class Batcher:
     def _admit(self) -> None:
         """Take the longest head of the queue that slots and cache have room for, and run its prompts."""
         rows, jobs = self.rows, list[Job]()
-        num, need = self.num_live, rows.need
+        num, need, top = self.num_live, rows.need, rows.top
         while self.inbox and num + len(jobs) < self.slots:
-            wider = max(need, self.inbox[0].positions)
-            if (num or jobs) and not self._has_room(num + len(jobs) + 1, wider):
+            wider = max(need, self.inbox[0].form.positions)
+            if (num or jobs) and not self._has_room(max(num + len(jobs) + 1, top), wider):
                 break
             need = wider
             jobs.append(self.inbox.popleft())
         if jobs:
-            jobs.sort(key=lambda job: (len(job.prompt), job.request.prefix, job.request.id))
+            jobs.sort(key=lambda job: (len(job.form.prompt), job.request.prefix, job.request.id))
             self._reserve(num + len(jobs), need)
             self._fill(jobs)
 
-    def bytes_for(self, positions: int) -> int:
-        """Cache bytes of one row of so many positions."""
-        return _rounded(positions, self.max_context) * self.decoder.bytes_per_position
+    @property
+    def max_positions(self) -> int:
+        """Positions that the cache could hold for a single request."""
+        most = self.kv_bytes // self.decoder.bytes_per_position
+        return most if most >= self.max_context else most // _BUCKET * _BUCKET
 
     def _could_admit(self) -> bool:
-        wider = max(self.rows.need, self.inbox[0].positions)
-        return self.num_live < self.slots and self._has_room(self.num_live + 1, wider)
+        wider = max(self.rows.need, self.inbox[0].form.positions)
+        return self.num_live < self.slots and self._has_room(max(self.num_live + 1, self.rows.top), wider)
 
     def _has_room(self, num_rows: int, need: int) -> bool:
-        rows = max(num_rows, self.rows.top)
-        return rows * _rounded(need, self.max_context) * self.decoder.bytes_per_position <= self.kv_bytes
+        return num_rows * _rounded(need, self.max_context) * self.decoder.bytes_per_position <= self.kv_bytes
 
     def _reserve(self, num_rows: int, need: int) -> None:
         """Grow the cache in buckets; give positions back where their bytes are needed for rows."""
@@ -192,34 +194,34 @@ class Batcher:
         for share in plan.shared:
             others = rows[share.jobs][rows[share.jobs] != share.row]
             if others.size:
-                self.decoder.copy(share.row, others, len(jobs[share.jobs[0]].prompt))
+                self.decoder.copy(share.row, others, len(jobs[share.jobs[0]].form.prompt))
             order += share.jobs
             parts.append(share.logits.expand(len(share.jobs), -1))
-            self._count("reused_tokens", len(share.jobs) * len(jobs[share.jobs[0]].prompt))
+            self._count("reused_tokens", len(share.jobs) * len(jobs[share.jobs[0]].form.prompt))
         if plan.extended:
             numbers, starts = map(list, zip(*plan.extended, strict=True))
-            ids = [jobs[i].prompt[start:] for i, start in plan.extended]
+            ids = [jobs[i].form.prompt[start:] for i, start in plan.extended]
             parts.append(self.decoder.extend(ids, rows[numbers], starts))
             order += numbers
             self._count("reused_tokens", sum(starts))
         if plan.fresh:
             parts.append(self._prefill(jobs, rows, plan.fresh))
             order += [i for members in plan.fresh for i in members]
-        self._count("prompt_tokens", sum(len(job.prompt) for job in jobs))
+        self._count("prompt_tokens", sum(len(job.form.prompt) for job in jobs))
         rows = rows[order]
         self.rows.put(rows, [jobs[i] for i in order])
         self._sample(parts[0] if len(parts) == 1 else torch.cat(parts), rows)
 
     def _prefill(self, jobs: list[Job], rows: np.ndarray, fresh: list[list[int]]) -> Tensor:
         """Run prompts once each; logits for every member, in order."""
-        prompts = [jobs[members[0]].prompt for members in fresh]
+        prompts = [jobs[members[0]].form.prompt for members in fresh]
         logits = self.decoder.prefill(prompts, [rows[members] for members in fresh])
         num_tokens = sum(map(len, prompts))
         self._count("prefill_tokens", num_tokens)
-        self._count("reused_tokens", sum(len(jobs[i].prompt) for members in fresh for i in members) - num_tokens)
+        self._count("reused_tokens", sum(len(jobs[i].form.prompt) for members in fresh for i in members) - num_tokens)
         if self.decoder.keeps_rows:
             for number, members in enumerate(fresh):
-                key = jobs[members[0]].key
+                key = jobs[members[0]].form.key
                 if key is not None:
                     self.prefixes.add_prompt(key, int(rows[members[0]]), logits, number)
         source = np.repeat(np.arange(len(fresh)), [len(members) for members in fresh])

@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from triune.explorer.engines._batcher import Batcher
 from triune.explorer.engines._decoder import Decoder
 from triune.explorer.engines._fast import FastDecoder
 from triune.explorer.engines._generic import CachedDecoder, RecomputeDecoder, keeps_plain_cache
 from triune.explorer.engines._layout import why_generic
 from triune.explorer.engines._linear import has_fast_bfloat16
+from triune.models import resolve_model
+
+if TYPE_CHECKING:
+    from triune.explorer.engines.embedded import Embedded
+
+
+def read_model(model: str | Path | Any, tokenizer: Any, trust_remote_code: bool) -> tuple[Any, tuple[int, ...]]:
+    """The config, and every id that ends an answer: of config, generation config and tokenizer."""
+    from transformers import AutoConfig
+
+    found: list[Any] = [getattr(tokenizer, "eos_token_id", None)]
+    config = model
+    if isinstance(model, str | Path):
+        source = resolve_model(model)
+        gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+        config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **gguf)
+        file = Path(source.location) / "generation_config.json"
+        if file.exists():
+            found.append(json.loads(file.read_text()).get("eos_token_id"))
+    found.append(getattr(config, "eos_token_id", None))
+    eos: set[int] = set()
+    for some in found:
+        eos.update(some if isinstance(some, list | tuple) else () if some is None else (some,))
+    return config, tuple(sorted(eos))
+
+
+def build_batcher(config: Any, settings: Embedded, decode: Callable[[list[int]], str], keep_kv: bool) -> Batcher:
+    """Decoder and scheduler as the settings say."""
+    text = config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None) or 1 << 20
+    max_context = min(settings.max_context or positions, positions)
+    kind = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    decoder = build_decoder(config, settings.dtype, torch.device(kind), max_context, settings.fast_path == "auto")
+    return Batcher(
+        decoder,
+        slots=settings.slots,
+        kv_bytes=settings.kv_bytes,
+        vocab=text.vocab_size,
+        max_context=max_context,
+        decode=decode,
+        keep_kv=keep_kv,
+    )
 
 
 def build_decoder(config: Any, dtype: str, device: torch.device, max_context: int, use_fast: bool) -> Decoder:

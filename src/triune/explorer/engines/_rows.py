@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from triune.explorer.engines._intake import Job
 from triune.explorer.engines._sampler import Choice, Chosen
-from triune.ports import Completion, GenerateRequest
+from triune.ports import Completion
 from triune.records import Stop
 
 _NO_STOP = -1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Job:
-    """A request with where its completion goes."""
-
-    request: GenerateRequest
-    prompt: np.ndarray
-    limit: int
-    limit_stop: Stop
-    stop_ids: np.ndarray
-    key: tuple[str, bytes] | None
-    future: asyncio.Future[Completion]
-
-    @property
-    def positions(self) -> int:
-        """Positions it may come to need."""
-        return len(self.prompt) + self.limit
 
 
 class Rows:
@@ -75,28 +56,33 @@ class Rows:
 
     def put(self, rows: np.ndarray, jobs: Sequence[Job]) -> None:
         """Make rows live."""
-        widest = max(len(job.stop_ids) for job in jobs)
-        if widest > self.stop_ids.shape[1]:
-            extra = np.full((len(self.jobs), widest - self.stop_ids.shape[1]), _NO_STOP, dtype=np.int64)
-            self.stop_ids = np.concatenate([self.stop_ids, extra], axis=1)
+        forms = [job.form for job in jobs]
         sampling = [job.request.sampling for job in jobs]
         self.is_live[rows] = True
         self.count[rows] = 0
         self.is_mixed[rows] = False
-        self.held[rows] = [len(job.prompt) for job in jobs]
-        self.positions[rows] = [job.positions for job in jobs]
-        self.limit[rows] = [job.limit for job in jobs]
+        self.held[rows] = [len(form.prompt) for form in forms]
+        self.positions[rows] = [form.positions for form in forms]
+        self.limit[rows] = [form.limit for form in forms]
         self.seed[rows] = np.array([job.request.seed & 0xFFFFFFFFFFFFFFFF for job in jobs], dtype=np.uint64)
         self.temperature[rows] = [some.temperature for some in sampling]
         self.top_p[rows] = [some.top_p for some in sampling]
         self.top_k[rows] = [some.top_k for some in sampling]
         self.min_p[rows] = [some.min_p for some in sampling]
         self.has_stop_text[rows] = [bool(some.stop) for some in sampling]
-        self.stop_ids[rows] = _NO_STOP
+        self._put_stop_ids(rows, [form.stop_ids for form in forms])
         for row, job in zip(rows.tolist(), jobs, strict=True):
             self.jobs[row] = job
-            if len(job.stop_ids):
-                self.stop_ids[row, : len(job.stop_ids)] = job.stop_ids
+
+    def _put_stop_ids(self, rows: np.ndarray, stop_ids: list[np.ndarray]) -> None:
+        widest = max(map(len, stop_ids))
+        if widest > self.stop_ids.shape[1]:
+            extra = np.full((len(self.jobs), widest - self.stop_ids.shape[1]), _NO_STOP, dtype=np.int64)
+            self.stop_ids = np.concatenate([self.stop_ids, extra], axis=1)
+        self.stop_ids[rows] = _NO_STOP
+        for row, ids in zip(rows.tolist(), stop_ids, strict=True):
+            if len(ids):
+                self.stop_ids[row, : len(ids)] = ids
 
     def choice(self, rows: np.ndarray, uniform: np.ndarray) -> Choice:
         """How these rows choose their next token."""
@@ -131,7 +117,7 @@ class Rows:
         """int32: prompt and sampled tokens."""
         job = self.jobs[row]
         assert job is not None
-        return np.concatenate([job.prompt, self.tokens[row, : self.count[row]]])
+        return np.concatenate([job.form.prompt, self.tokens[row, : self.count[row]]])
 
     def take(self, row: int, stop: Stop) -> tuple[Job, Completion]:
         """End a row: it is live no longer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from triune.errors import EngineError
+from triune.explorer.engines._intake import Intake, Job
 from triune.ports import Completion, GenerateRequest, Lane, WeightUpdate
-from triune.records import Stop
 from triune.registry import brick
 from triune.shapes import LogprobsT, TokensT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from triune.explorer.engines._batcher import Batcher
-    from triune.explorer.engines._rows import Job
 
 log = logging.getLogger("triune.engine")
 
-Delivery = tuple["Job", Completion]
+Delivery = tuple[Job, Completion]
 
 
 @brick("engine")
@@ -101,8 +98,17 @@ class EmbeddedEngine:
     ) -> None:
         self.settings = settings or Embedded()
         self._lane, self._tokenizer = lane, tokenizer
-        config, self._eos = _read_model(model, tokenizer, trust_remote_code)
-        self._batcher = _build_batcher(config, self.settings, self._decode, keep_kv)
+        from triune.explorer.engines._build import build_batcher, read_model
+
+        config, eos = read_model(model, tokenizer, trust_remote_code)
+        self._batcher = build_batcher(config, self.settings, self._decode, keep_kv)
+        self._intake = Intake(
+            vocab=self._batcher.vocab,
+            max_context=self._batcher.max_context,
+            max_positions=self._batcher.max_positions,
+            eos=eos,
+            has_text=tokenizer is not None,
+        )
         self._ids: set[str] = set()
         self._gone: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -137,9 +143,9 @@ class EmbeddedEngine:
             EngineError: No weights yet, closed, an id that is already running, an empty prompt, one that leaves no
                 position free, or one that the cache could never hold.
         """
+        self._check(request)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        job = self._job(request, future)
-        self._batcher.inbox.append(job)
+        self._batcher.inbox.append(Job(request, self._intake.form(request), future))
         self._ids.add(request.id)
         self._ring()
         try:
@@ -151,52 +157,14 @@ class EmbeddedEngine:
         finally:
             self._ids.discard(request.id)
 
-    def _job(self, request: GenerateRequest, future: asyncio.Future[Completion]) -> Job:
-        from triune.explorer.engines._rows import Job
-
-        sampling, batcher = request.sampling, self._batcher
-        prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
-        self._check(request, prompt)
-        room = batcher.max_context - len(prompt)
-        stops = sampling.stop_ids if sampling.ignore_eos else (*self._eos, *sampling.stop_ids)
-        return Job(
-            request=request,
-            prompt=prompt,
-            limit=min(sampling.max_tokens, room),
-            limit_stop=Stop.LENGTH if sampling.max_tokens <= room else Stop.CONTEXT,
-            stop_ids=np.array(stops, dtype=np.int64),
-            key=(request.prefix, prompt.tobytes()) if request.prefix else None,
-            future=future,
-        )
-
-    def _check(self, request: GenerateRequest, prompt: np.ndarray) -> None:
-        """Raise EngineError for what can never be decoded."""
-        batcher, sampling, where = self._batcher, request.sampling, f"request {request.id}"
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise EngineError for what cannot be decoded now; `Intake` knows what can never be."""
         if self._is_closed:
-            raise EngineError(where, "the engine is closed")
-        if batcher.version < 0:
-            raise EngineError(where, "no weights yet", "a swap before the first request")
+            raise EngineError(f"request {request.id}", "the engine is closed")
+        if self._batcher.version < 0:
+            raise EngineError(f"request {request.id}", "no weights yet", "a swap before the first request")
         if request.id in self._ids:
-            raise EngineError(where, "this id is already running", "ids that are unique while they run")
-        if prompt.ndim != 1 or not len(prompt):
-            raise EngineError(where, f"a prompt of shape {prompt.shape}", "at least one token id")
-        if prompt.min() < 0 or prompt.max() >= batcher.vocab:
-            raise EngineError(where, f"token ids {prompt.min()} … {prompt.max()}", f"0 … {batcher.vocab - 1}")
-        if len(prompt) >= batcher.max_context:
-            found = f"a prompt of {len(prompt)} tokens"
-            raise EngineError(
-                where, found, f"fewer than max_context = {batcher.max_context}", "shorten the conversation"
-            )
-        if sampling.max_tokens < 1 or sampling.temperature < 0:
-            found = f"max_tokens {sampling.max_tokens}, temperature {sampling.temperature}"
-            raise EngineError(where, found, "at least one token, and no negative temperature")
-        if sampling.stop and self._tokenizer is None:
-            raise EngineError(where, "stop strings", "an engine with a tokenizer", "use stop_ids")
-        if batcher.bytes_for(min(len(prompt) + sampling.max_tokens, batcher.max_context)) > batcher.kv_bytes:
-            found = f"{len(prompt)} + {sampling.max_tokens} positions"
-            raise EngineError(
-                where, found, f"what kv_bytes = {batcher.kv_bytes} can hold", "raise explorer.engine.kv_bytes"
-            )
+            raise EngineError(f"request {request.id}", "this id is already running", "ids unique while they run")
 
     async def logprobs(self, ids: TokensT, *, temperature: float = 1.0) -> LogprobsT:
         """float32[T]: log p(ids[t] | ids[:t]) at a temperature; entry 0 is NaN.
@@ -328,53 +296,3 @@ def _resolve(ended: list[Delivery]) -> None:
     for job, completion in ended:
         if not job.future.done():
             job.future.set_result(completion)
-
-
-# ------------------------------------------------------------------------------------------------ building
-
-
-def _read_model(model: str | Path | Any, tokenizer: Any, trust_remote_code: bool) -> tuple[Any, tuple[int, ...]]:
-    """The config, and every id that ends an answer: of config, generation config and tokenizer."""
-    eos: list[Any] = [getattr(tokenizer, "eos_token_id", None)]
-    config = model
-    if isinstance(model, str | Path):
-        from transformers import AutoConfig
-
-        from triune.models import resolve_model
-
-        source = resolve_model(model)
-        config = AutoConfig.from_pretrained(
-            source.location,
-            trust_remote_code=trust_remote_code,
-            **({"gguf_file": source.gguf_file} if source.gguf_file else {}),
-        )
-        file = Path(source.location) / "generation_config.json"
-        if file.exists():
-            eos.append(json.loads(file.read_text()).get("eos_token_id"))
-    eos.append(getattr(config, "eos_token_id", None))
-    flat = [
-        number for some in eos if some is not None for number in (some if isinstance(some, list | tuple) else [some])
-    ]
-    return config, tuple(sorted(set(flat)))
-
-
-def _build_batcher(config: Any, settings: Embedded, decode: Callable[[list[int]], str], keep_kv: bool) -> Batcher:
-    import torch
-
-    from triune.explorer.engines._batcher import Batcher
-    from triune.explorer.engines._build import build_decoder
-
-    text = config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20
-    max_context = min(settings.max_context or positions, positions)
-    kind = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    decoder = build_decoder(config, settings.dtype, torch.device(kind), max_context, settings.fast_path == "auto")
-    return Batcher(
-        decoder,
-        slots=settings.slots,
-        kv_bytes=settings.kv_bytes,
-        vocab=text.vocab_size,
-        max_context=max_context,
-        decode=decode,
-        keep_kv=keep_kv,
-    )
