@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,6 +43,9 @@ class TaskBricks:
         self._default = workflow or default_workflow
         self._rewards = {name: _scorer(reward or each.reward) for name, each in settings.items()}
         self._reward = _scorer(reward)
+        # A task set's default reward is an offer: a workflow that has none to ask for brings its own.
+        self._offered = {name for name, each in settings.items() if reward is None and _is_default(each)}
+        self._asks: dict[int, bool] = {}
         self._built: dict[bytes, Any] = {}
 
     def workflow(self, task: Task) -> Any:
@@ -59,9 +64,17 @@ class TaskBricks:
         Raises:
             ConfigError: The row names one that does not exist.
         """
-        if task.reward is None:
-            return self._rewards.get(task.taskset, self._reward)
-        return self._build("reward", task.reward, task)
+        if task.reward is not None:
+            return self._build("reward", task.reward, task)
+        if task.taskset in self._offered and not self._asks_for_reward(self.workflow(task)):
+            return None
+        return self._rewards.get(task.taskset, self._reward)
+
+    def _asks_for_reward(self, workflow: Any) -> bool:
+        """Whether a workflow has a parameter `reward`; None stands for a run without workflows, as of an endpoint."""
+        if id(workflow) not in self._asks:  # workflows live as long as this object
+            self._asks[id(workflow)] = workflow is None or "reward" in inspect.signature(workflow).parameters
+        return self._asks[id(workflow)]
 
     def _build(self, kind: str, spec: Mapping[str, Any], task: Task) -> Any:
         key = kind.encode() + msgspec.json.encode(spec, order="sorted")
@@ -69,6 +82,11 @@ class TaskBricks:
             made = registry.build(kind, spec, f"task {task.taskset}/{task.key}: {kind}")
             self._built[key] = as_reward(made) if kind == "reward" else made
         return self._built[key]
+
+
+def _is_default(taskset: Taskset) -> bool:
+    default = next(each.default for each in dataclasses.fields(taskset) if each.name == "reward")
+    return default is not None and taskset.reward is default
 
 
 def _scorer(reward: Any) -> Scorer | None:

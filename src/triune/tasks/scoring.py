@@ -38,6 +38,7 @@ class Scorer:
         self.function = function
         self.name = name or _name_of(function)
         self.per_group, self._positional, self._keywords = _read_signature(function, self.name)
+        self._is_plain = self._keywords in (("task", "answer"), ("task", "completion"))
 
     async def score(
         self, task: Task, answer: str, *, messages: Sequence[Any] = (), experience: Experience | None = None
@@ -48,7 +49,7 @@ class Scorer:
             RewardError: The function raised, or returned no finite number. The rollout is invalid then, not worth 0.
         """
         assert not self.per_group, f"{self.name} scores groups"
-        if self._positional:
+        if self._positional or self._is_plain:
             value = await self._call(task, (task, answer), {})
         else:
             offered = {"task": task, "answer": answer, "completion": answer, "messages": messages}

@@ -102,6 +102,24 @@ def test_a_row_chooses_its_workflow_and_reward(tmp_path):
         bricks.workflow(chosen)
 
 
+def test_the_default_reward_of_a_set_gives_way_to_a_workflow_that_brings_its_own():
+    def asks(task, model, reward):
+        return None
+
+    def brings(task, model):
+        return 1.0
+
+    plain, chosen = open_one({"use": "arithmetic"}), open_one({"use": "arithmetic", "reward": "last_number"})
+    task = plain.tasks([0])[0]
+    assert TaskBricks([plain], workflow=asks).reward(task).name == "exact_match"
+    assert TaskBricks([plain], workflow=brings).reward(task) is None
+    assert TaskBricks([plain]).reward(task).name == "exact_match"
+    assert (
+        TaskBricks([chosen], workflow=brings).reward(task).name == "last_number"
+    )  # written, so never dropped silently
+    assert TaskBricks([plain], workflow=brings, reward=lambda task, answer: 0).reward(task) is not None
+
+
 def test_training_and_evaluation_sets_must_not_share_a_name():
     with pytest.raises(ConfigError, match="two task sets, for training or evaluation, are called 'x'"):
         TaskBricks([open_one({"use": "arithmetic", "name": "x"}), open_one({"use": "arithmetic", "name": "x"})])
