@@ -105,48 +105,29 @@ def _groups(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _batch_unit(config: RunConfig) -> Iterator[ConfigError]:
-    """Case 61: exactly one batch size, in the unit that the algorithm consumes."""
-    given = [unit for unit in UNITS if getattr(config.trainer, unit, None) is not None]
+    """Case 61: the batch is measured in the unit that the algorithm consumes."""
     wanted = wanted_unit(config.algorithm)
-    if len(given) > 1:
-        yield ConfigError(
-            "trainer",
-            f"found {' and '.join(given)}",
-            "one unit of the batch",
-            f"keep `trainer.{wanted}` and drop the rest",
-        )
-    elif not given:
-        yield ConfigError(f"trainer.{wanted}", "missing", "how much one step consumes", f"write `trainer.{wanted}: 16`")
-    elif given[0] != wanted:
-        yield ConfigError(
-            f"trainer.{given[0]}", "this algorithm does not consume that unit", wanted,
-            f"write `trainer.{wanted}: {getattr(config.trainer, given[0])}`",
-        )  # fmt: skip
+    for unit in UNITS:
+        given = getattr(config.trainer, unit, None)
+        if given is not None and unit != wanted:
+            yield ConfigError(
+                f"trainer.{unit}",
+                f"{_brick_name(config.algorithm)} does not consume that unit",
+                wanted,
+                f"write `trainer.{wanted}: {given}`",
+            )
 
 
 def _mini_batches(config: RunConfig) -> Iterator[ConfigError]:
     """A mini-batch without a rollout in it would be an empty update."""
     trainer = config.trainer
-    given = next((getattr(trainer, unit) for unit in UNITS if getattr(trainer, unit, None)), None)
-    if given is None:
-        return
-    rollouts = given * config.algorithm.group_size if wanted_unit(config.algorithm) == "tasks_per_step" else given
+    given, is_groups = trainer.entries_per_step, wanted_unit(config.algorithm) == "tasks_per_step"
+    rollouts = given * config.algorithm.group_size if is_groups else given
     if trainer.mini_batches > rollouts:
         yield ConfigError(
             "trainer.mini_batches", f"found {trainer.mini_batches} for {rollouts} rollouts a step",
             "at most one per rollout", "lower it",
         )  # fmt: skip
-
-
-def _end(config: RunConfig) -> Iterator[ConfigError]:
-    """A run that nothing ends."""
-    if getattr(config.trainer, "steps", None) is None and config.tasks.epochs is None:
-        yield ConfigError(
-            "trainer.steps",
-            "missing, and tasks.epochs too",
-            "an end",
-            "write `trainer.steps: 100` or `tasks.epochs: 1`",
-        )
 
 
 def _deterministic(config: RunConfig) -> Iterator[ConfigError]:
@@ -224,7 +205,6 @@ CHECKS: tuple[Check, ...] = (
     _groups,
     _batch_unit,
     _mini_batches,
-    _end,
     _deterministic,
     _lengths,
     _endpoints,

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from triune.config.checks import check_config
+from triune.config.consumption import wanted_unit
 from triune.config.defaults import name_default_bricks
 from triune.config.overrides import apply_overrides
 from triune.config.plain import origins
@@ -74,11 +75,16 @@ def _validate(raw: Mapping[str, Any], where: str) -> RunConfig:
 
 def _derive(config: RunConfig) -> tuple[RunConfig, list[str]]:
     """Fill in what follows from other settings, once; the list names what was filled in."""
-    if config.explorer.min_group is not None:
-        return config, []
-    least = getattr(config.algorithm, "smallest_group", config.algorithm.group_size)
-    explorer = config.explorer.model_copy(update={"min_group": least})
-    return config.model_copy(update={"explorer": explorer}), ["explorer.min_group"]
+    derived, changed = [], {}
+    if config.explorer.min_group is None:
+        least = getattr(config.algorithm, "smallest_group", config.algorithm.group_size)
+        changed["explorer"] = config.explorer.model_copy(update={"min_group": least})
+        derived.append("explorer.min_group")
+    unit = wanted_unit(config.algorithm)
+    if getattr(config.trainer, unit) is None:
+        changed["trainer"] = config.trainer.model_copy(update={unit: config.trainer.entries_per_step})
+        derived.append(f"trainer.{unit}")
+    return (config.model_copy(update=changed) if changed else config), derived
 
 
 def save_resolved(config: RunConfig, run_dir: Path) -> Path:

@@ -45,6 +45,8 @@ def _problems(item: ErrorDetails, model: type[BaseModel]) -> list[ConfigError]:
         what, key = _doc(item["loc"], model) or "a value", where.rpartition(".")[2]
         return [ConfigError(where, "missing", what, ADVICE.get(where) or f"write `{key}: …`")]
     message = _expectation(item["msg"])
+    if item["type"] == "value_error" and isinstance(item["input"], Mapping):  # settings that do not go together
+        return [ConfigError(where, message)]
     return [
         ConfigError(
             where, f"found {_short(item['input'])}", message, ADVICE.get(where) or _hint(item["input"], message)

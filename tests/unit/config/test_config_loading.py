@@ -201,10 +201,12 @@ def test_case_24_a_group_of_one_is_refused_for_group_methods_when_the_config_is_
 
 
 def test_case_61_the_batch_has_exactly_one_unit_and_it_is_the_algorithms():
-    assert "trainer: found tasks_per_step and sequences_per_step" in problem("trainer.sequences_per_step=4")
-    assert "trainer.tasks_per_step: missing" in problem("trainer.tasks_per_step=null")
+    assert problem("trainer.sequences_per_step=4") == "trainer: give tasks_per_step or sequences_per_step, not both"
     text = problem("trainer.tasks_per_step=null", "trainer.sequences_per_step=32")
-    assert "trainer.sequences_per_step: this algorithm does not consume that unit" in text
+    assert "trainer.sequences_per_step: grpo does not consume that unit" in text
+    assert "write `trainer.tasks_per_step: 32`" in text
+    config = load_config({"tasks": "arithmetic"})
+    assert (config.trainer.tasks_per_step, config.origins["trainer.tasks_per_step"]) == (16, "derived")
 
 
 def test_case_61_what_a_step_consumes_is_worked_out_in_every_unit():
@@ -222,11 +224,6 @@ def test_case_61_what_a_step_consumes_is_worked_out_in_every_unit():
     assert (step.groups, step.sequences, step.updates, step.sequences_per_update) == (4, 24, 6, 12.0)
     assert (step.versions_per_step, step.ahead_groups, step.total_rollouts) == (0.5, 16, 72)
     assert "groups per step        4" in step.lines()[0]
-
-
-def test_a_run_needs_an_end():
-    assert "trainer.steps: missing, and tasks.epochs too" in problem("trainer.steps=null")
-    assert load_config(BASE, ["trainer.steps=null", "tasks.epochs=1"]).tasks.epochs == 1
 
 
 def test_a_deterministic_run_is_synchronous_and_drains():
