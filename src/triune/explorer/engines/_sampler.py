@@ -56,6 +56,7 @@ def choose(logits_NV: Tensor, how: Choice) -> Chosen:
     weights_NV = (logits_NV - peak_N).exp_()
     uniform_N = torch.from_numpy(how.uniform).to(device)
     tokens_N, total_N = _invert(weights_NV, uniform_N)
+    tokens_N.clamp_(max=logits_NV.shape[-1] - 1)  # NaN compares with nothing; its log-prob tells the caller
     if greedy.any():
         tokens_N = torch.where(torch.from_numpy(greedy).to(device), logits_NV.argmax(-1), tokens_N)
     chosen_N = logits_NV.gather(1, tokens_N[:, None])[:, 0]
