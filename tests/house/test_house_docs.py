@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,13 @@ def write_named_files(page: str, folder: Path) -> None:
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_every_python_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     write_named_files(page, tmp_path)
-    space: dict[str, object] = {"__name__": "docs_page"}
+    module = types.ModuleType("docs_page")  # dataclasses look their module up by name
+    monkeypatch.setitem(sys.modules, "docs_page", module)
     for where, line, code in blocks("python"):
         if name_of(where) == page:
-            exec(compile("\n" * line + code, str(where), "exec"), space)
+            exec(compile("\n" * line + code, str(where), "exec"), vars(module))
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"))

@@ -8,8 +8,6 @@ from typing import Any
 import typer
 
 from triune.config import RunConfig, load_config
-from triune.config.checks import check_halves
-from triune.config.problems import raise_all
 from triune.errors import ConfigError
 
 
@@ -24,8 +22,6 @@ def start(
     if resume and restart:
         raise ConfigError("--resume --restart", "both were given", "one of them", "drop one")
     config = load_config(file, overrides or [])
-    if command != "run":
-        raise_all(check_halves(config, "explorer" if command == "explore" else "trainer"), file)
     from triune import launcher
 
     if command == "explore":

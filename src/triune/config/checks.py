@@ -21,20 +21,6 @@ def check_config(config: RunConfig) -> list[ConfigError]:
     return [problem for check in CHECKS for problem in check(config)]
 
 
-def check_halves(config: RunConfig, role: str) -> list[ConfigError]:
-    """Problems of a run whose explorer and trainer are two processes; `role` is the one that starts."""
-    found = []
-    if _brick_name(config.buffer.store) == "memory":
-        found.append(
-            ConfigError("buffer.store", "memory is seen by one process only", "sqlite", "write `buffer.store: sqlite`")
-        )
-    if role == "explorer" and _brick_name(config.sync.channel) == "memory":
-        found.append(
-            ConfigError("sync.channel", "memory is seen by one process only", "files", "write `sync.channel: files`")
-        )
-    return found
-
-
 def _brick_name(brick: object) -> str:
     return getattr(brick, "__brick__", ("", ""))[1]
 

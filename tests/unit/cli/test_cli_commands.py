@@ -125,15 +125,6 @@ def test_run_hands_the_configuration_and_the_folder_to_the_launcher(capsys, file
     assert options == {"resume": True, "restart": False, "allow_changes": False}
 
 
-def test_two_processes_need_a_store_and_a_channel_that_both_see(capsys, file, launcher):
-    code, _, err = triune(capsys, "explore", file)
-    assert code == 2
-    assert "write `sync.channel: files`" in err
-    assert triune(capsys, "explore", file, "sync.channel=files")[0] == 0
-    assert "write `buffer.store: sqlite`" in triune(capsys, "train", file, "buffer.store=memory")[2]
-    assert [call[0] for call in launcher.calls] == ["explore"]
-
-
 def test_case_53_a_failed_component_ends_with_its_cause_and_a_non_zero_exit(capsys, file, launcher):
     launcher.error = RunFailed("trainer", "ended at step 3", "", "see runs/first/summary.json")
     launcher.error.__cause__ = StoreError("buffer.sqlite", "disk full", "", "free space")
