@@ -23,7 +23,7 @@ class Fifo:
     """Share of a batch that newly admitted groups make up (CONTRACTS C5)."""
 
     async def __call__(
-        self, buffer: Buffer, num: int, *, min_version: int = 0, ahead: int | None = None
+        self, buffer: Buffer, num: int, *, max_staleness: int | None = None, ahead: int | None = None
     ) -> list[Lease]:
         """Lease up to `num` entries; waits for them, and returns fewer only at the end of the data."""
-        return await buffer.lease(num, buffer=self.buffer, min_version=min_version, ahead=ahead)
+        return await buffer.lease(num, buffer=self.buffer, max_staleness=max_staleness, ahead=ahead)
