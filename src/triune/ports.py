@@ -333,11 +333,18 @@ class Buffer(Protocol):
     """
 
     async def open_run(self, run: str, *, config_hash: str, data_hash: str) -> int:
-        """Register an incarnation of `run` and return its epoch. Fences all older ones of the same run."""
+        """Register an incarnation of `run` and return its epoch. Fences all older ones of the same run.
+
+        When the epoch is above 0, call `resume_at` (step 0, version -1 without a checkpoint) before anything is
+        admitted or leased. An empty hash is not compared with the one the run was started with.
+        """
         ...
 
     async def join_run(self, run: str, *, timeout_s: float) -> int:
-        """Epoch of the running incarnation (for an explorer beside a trainer); waits until there is one."""
+        """Epoch of the running incarnation (for an explorer beside a trainer); waits until there is one.
+
+        An incarnation of an earlier run can be joined once `resume_at` or `commit_version` was called.
+        """
         ...
 
     # ---- admission and the ledger
@@ -351,17 +358,23 @@ class Buffer(Protocol):
         ...
 
     async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
-        """A group refunded as stale, admitted once more, if one is due and a slot is free; never waits.
+        """The earliest group that is to be made again, admitted as soon as a slot is free; None when none is due.
 
-        After `max_retries` it is quarantined instead. Ask before taking the next task.
+        Due are groups refunded as stale and, after `resume_at`, what was open or sampled by lost weights. Ask before
+        every next task. A group that was stale more than `max_retries` times is quarantined instead.
         """
         ...
 
     async def open_admissions(self) -> list[GroupId]:
         """Groups admitted but neither put nor refunded that no other live process works on, in ledger order.
 
-        To be dispatched again on resume; the caller takes them over.
+        An explorer that joins a run dispatches them again; the caller takes them over. After `resume_at` there are
+        none: they are due (`readmit`).
         """
+        ...
+
+    async def free_slots(self, rule: AdmissionRule) -> int:
+        """How many groups could be admitted now without waiting."""
         ...
 
     async def refund(self, group: GroupId, reason: Refund) -> None:
@@ -385,7 +398,7 @@ class Buffer(Protocol):
     ) -> str:
         """Store a closed group: raw as revision 0 and, in the same transaction, `shaped` as revision 1.
 
-        Without operators pass the group itself as `shaped`; without it the entry stays `raw`, not leased, until `revise`.
+        Without operators pass the group itself as `shaped`; without it the entry is `raw`, not leased, until revised.
         `dropped_by` stores it as dropped by that operator and refunds its slot. A group with an unknown reward is
         `waiting`, for `deadline_s`, then it expires. Idempotent by (group, epoch, members' attempts).
 
@@ -474,12 +487,17 @@ class Buffer(Protocol):
         """Wait for a newer one; None once the run was finished."""
         ...
 
+    async def floor_version(self, max_staleness: int) -> int:
+        """The oldest version at most `max_staleness` published steps behind the newest, on the surviving line."""
+        ...
+
     async def resume_at(
         self, *, step: int, version: int, consumed: Sequence[tuple[str, int]], checkpoint: str, strict: bool
     ) -> None:
         """Bring the store to a checkpoint: re-acknowledge `consumed`, return other leases, mark later versions lost.
 
-        With `strict` (max_staleness 0) groups sampled by lost versions are dropped and their tasks admitted again.
+        Open groups and, with `strict` (max_staleness 0), groups sampled by lost versions give their slots back and are
+        due again under the same names (`readmit`). Without `strict` the latter stay, as old as `version`.
         """
         ...
 

@@ -12,7 +12,7 @@ from triune.buffer.database import Database
 from triune.buffer.ledger import AdmissionLedger
 from triune.buffer.overlay import apply_overlay, encode_overlay
 from triune.buffer.runs import Incarnation, Runs
-from triune.buffer.summary import Summary, summarise
+from triune.buffer.summary import Summary, summarise, summarise_shaped
 from triune.errors import StoreError
 from triune.failpoints import failpoint
 from triune.ports import EntryInfo, EntryState, Refund
@@ -54,8 +54,7 @@ def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
             summary=summary,
             revision=0,
         )
-    blob, is_whole, after = encode_revision(raw, shaped)
-    summary = after._replace(attempts=summary.attempts, reward=summary.reward if after.reward is None else after.reward)
+    blob, is_whole, summary = encode_revision(raw, shaped, summary)
     return Parcel(
         id=raw.id,
         raw=raw_blob,
@@ -68,9 +67,9 @@ def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
     )
 
 
-def encode_revision(raw: Group, shaped: Group) -> tuple[bytes, bool, Summary]:
+def encode_revision(raw: Group, shaped: Group, of_raw: Summary) -> tuple[bytes, bool, Summary]:
     """A revision's bytes, whether they are a whole group, and what the store needs to know of it."""
-    summary = summarise(shaped)
+    summary = summarise_shaped(shaped, raw, of_raw)._replace(attempts=of_raw.attempts)
     overlay = encode_overlay(raw, shaped)
     return (encode_group(shaped), True, summary) if overlay is None else (overlay, False, summary)
 
@@ -109,7 +108,7 @@ class Entries:
             self.ledger.close(admission[0])
             self.db.touched.add("slots")
             if dropped_by:
-                self.ledger.refund(who.run, admission[0], Refund.DROPPED)
+                self.ledger.refund(who.run, admission[0], Refund.DROPPED.value)
         self.db.touched.add("entries")
         return str(parcel.id), True
 
@@ -193,7 +192,7 @@ class Entries:
         self, seq: int, raw: Group, group: Group, operators: Sequence[str], default_state: EntryState
     ) -> int:
         """Append a revision of an entry that is not yet used up, and move the entry to where it belongs."""
-        blob, is_whole, summary = encode_revision(raw, group)
+        blob, is_whole, summary = encode_revision(raw, group, summarise(raw))
         revision = (self.db.one("SELECT max(revision) + 1 FROM revisions WHERE entry = ?", (seq,)) or (1,))[0]
         self._add_blob(seq, revision, is_whole, operators, blob)
         state = EntryState.WAITING if summary.is_waiting else default_state
@@ -222,20 +221,22 @@ class Entries:
         usable = state in (EntryState.WAITING, EntryState.RAW, EntryState.SHAPING, EntryState.READY)
         if usable:
             return self.add_revision(seq, raw, group, operators, EntryState.READY)
-        blob, is_whole, _ = encode_revision(raw, group)
+        blob, is_whole, _ = encode_revision(raw, group, summarise(raw))
         revision = (self.db.one("SELECT max(revision) + 1 FROM revisions WHERE entry = ?", (seq,)) or (1,))[0]
         self._add_blob(seq, revision, is_whole, operators, blob)
         return revision
 
-    def discard(self, run: str, seq: int, state: EntryState, reason: str, refund: Refund) -> None:
-        """Take an entry out for good and give its slot back."""
+    def discard(
+        self, run: str, seq: int, state: EntryState, reason: str, refund: Refund, *, is_due: bool = False
+    ) -> None:
+        """Take an entry out for good and give its slot back; `is_due`: its group is admitted again."""
         row = self.db.one(
             "UPDATE entries SET state = ?, reason = ?, deadline = NULL WHERE seq = ? RETURNING admission, scope",
             (state.value, reason, seq),
         )
         assert row is not None, "callers found it"
         if row[0] is not None:
-            self.ledger.refund(row[1] or run, row[0], refund)
+            self.ledger.refund(row[1] or run, row[0], refund.value, is_due=is_due)
         self.db.touched.add("entries")
 
     def refund(self, who: Incarnation, group: GroupId, reason: str) -> None:

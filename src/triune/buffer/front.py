@@ -137,15 +137,18 @@ class StoredBuffer:
             return found
 
         found = await self._until("slots", attempt)
-        return None if found == NO_MORE or isinstance(found, str) else found
+        return None if isinstance(found, str) else found
 
     async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
-        """A group refunded as stale, admitted once more, if one is due and a slot is free; never waits.
+        """The earliest group that is due again, once a slot is free for it; None when none is due. See the port."""
+        who, ledger = self._me(), self.store.ledger
+        found = await self._until("slots", lambda: ledger.readmit(who, rule, max_retries))
+        return None if isinstance(found, str) else found
 
-        Past `max_retries` it is quarantined instead (its slot stays given back).
-        """
+    async def free_slots(self, rule: AdmissionRule) -> int:
+        """How many groups could be admitted now without waiting."""
         who = self._me()
-        return await self._writer.submit(lambda: self.store.ledger.readmit(who, rule, max_retries))
+        return await self._writer.submit(lambda: self.store.ledger.free_slots(who, rule))
 
     async def open_admissions(self) -> list[GroupId]:
         """Groups admitted but neither put nor refunded that no other live process works on, in ledger order."""
@@ -357,7 +360,7 @@ class StoredBuffer:
     async def resume_at(
         self, *, step: int, version: int, consumed: Sequence[tuple[str, int]], checkpoint: str, strict: bool
     ) -> None:
-        """Bring the store to a checkpoint; see the port. Lost groups become open admissions of the same names."""
+        """Bring the store to a checkpoint; see the port. What was lost is due again: call `readmit`."""
         who = self._me()
         self._fresh.clear()
         await self._writer.submit(lambda: self.store.resume_at(who, step, version, consumed, checkpoint, strict))

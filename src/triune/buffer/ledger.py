@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ class AdmissionLedger:
         )
         visit = row[0] if row is not None and row[0] is not None else 0
         group = GroupId(who.run, task.taskset, task.key, visit)
-        self._insert(who, group, 0)
+        self._insert(who, group)
         failpoint("buffer.admit.inside")
         return group
 
@@ -63,33 +64,49 @@ class AdmissionLedger:
             )
         return None
 
-    def _insert(self, who: Incarnation, group: GroupId, round_no: int) -> None:
+    def _insert(self, who: Incarnation, group: GroupId, round_no: int = 0, retries: int = 0) -> None:
         self.db.execute(
-            "INSERT INTO admissions(run, taskset, task_key, visit, round, state, owner, epoch) "
-            "VALUES (?, ?, ?, ?, ?, 'open', ?, ?)",
-            (group.run, group.taskset, group.task_key, group.visit, round_no, who.owner, who.epoch),
+            "INSERT INTO admissions(run, taskset, task_key, visit, round, retries, state, owner, epoch) "
+            "VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?)",
+            (group.run, group.taskset, group.task_key, group.visit, round_no, retries, who.owner, who.epoch),
         )
 
-    def readmit(self, who: Incarnation, rule: AdmissionRule, max_retries: int) -> GroupId | None:
-        """Admit the oldest group refunded as stale once more, if a slot is free; quarantine it past its retries."""
+    def readmit(self, who: Incarnation, rule: AdmissionRule, max_retries: int) -> GroupId | str | None:
+        """Admit the earliest group that is due again; None = no slot now, `NO_MORE` = none is due, or never again.
+
+        A group that was stale more than `max_retries` times is quarantined instead.
+        """
         self.runs.check(who)
-        stale = self.db.all(
-            "SELECT seq, taskset, task_key, visit, round FROM admissions "
-            "WHERE run = ? AND reason = 'stale' ORDER BY seq",
+        due = self.db.all(
+            "SELECT seq, taskset, task_key, visit, round, retries, reason FROM admissions "
+            "WHERE run = ? AND is_due ORDER BY seq",
             (who.run,),
         )
-        for seq, taskset, key, visit, round_no in stale:
-            if round_no >= max_retries:
-                self.db.execute("UPDATE admissions SET reason = ? WHERE seq = ?", (Refund.QUARANTINED.value, seq))
+        for seq, taskset, key, visit, round_no, retries, reason in due:
+            is_stale = reason == Refund.STALE
+            if is_stale and retries >= max_retries:
+                self.db.execute(
+                    "UPDATE admissions SET is_due = 0, reason = ? WHERE seq = ?", (Refund.QUARANTINED.value, seq)
+                )
                 self.db.count(f"refunds/{who.run}/quarantined")
                 continue
-            if self._take_slot(who, rule, None) is not None:
-                return None
-            self.db.execute("UPDATE admissions SET reason = 'stale, admitted again' WHERE seq = ?", (seq,))
+            refused = self._take_slot(who, rule, None)
+            if refused is not None:
+                return refused or None
+            self.db.execute("UPDATE admissions SET is_due = 0 WHERE seq = ?", (seq,))
             group = GroupId(who.run, taskset, key, visit)
-            self._insert(who, group, round_no + 1)
+            self._insert(who, group, round_no + 1, retries + is_stale)
+            # What it left behind makes room for the entry it will become.
+            self.db.execute("UPDATE entries SET entry = entry || '~' || seq WHERE entry = ?", (str(group),))
             return group
-        return None
+        return NO_MORE
+
+    def free_slots(self, who: Incarnation, rule: AdmissionRule) -> int:
+        """How many groups could be admitted now without waiting."""
+        row = self.db.one("SELECT admitted - refunded, line FROM runs WHERE run = ?", (who.run,))
+        assert row is not None, "an open run has its row"
+        free = math.ceil((max(row[1], 0) + rule.max_staleness + 1) * rule.fresh - row[0])
+        return max(0, free if rule.limit is None else min(free, rule.limit - row[0]))
 
     def find(self, group: GroupId) -> tuple[int, str] | None:
         """(seq, state) of the group's newest admission."""
@@ -104,11 +121,12 @@ class AdmissionLedger:
         """The group was put: its slot is held by its entry from now on."""
         self.db.execute("UPDATE admissions SET state = 'put' WHERE seq = ?", (seq,))
 
-    def refund(self, run: str, seq: int, reason: str) -> bool:
-        """Give back the slot of one admission, once; whether it still held it."""
+    def refund(self, run: str, seq: int, reason: str, *, is_due: bool = False) -> bool:
+        """Give back the slot of one admission, once; whether it still held it. `is_due`: admit its group again."""
         row = self.db.one(
-            "UPDATE admissions SET state = 'refunded', reason = ? WHERE seq = ? AND state != 'refunded' RETURNING seq",
-            (reason, seq),
+            "UPDATE admissions SET state = 'refunded', reason = ?, is_due = ? "
+            "WHERE seq = ? AND state != 'refunded' RETURNING seq",
+            (reason, is_due or reason == Refund.STALE, seq),
         )
         if row is None:
             return False
@@ -117,14 +135,10 @@ class AdmissionLedger:
         self.db.touched.add("slots")
         return True
 
-    def reopen(self, who: Incarnation, seq: int, reason: str) -> None:
-        """Refund an admission and admit the same group at once again, slot for slot (resume: its weights are lost)."""
-        if not self.refund(who.run, seq, reason):
-            return
-        row = self.db.one("SELECT taskset, task_key, visit, round FROM admissions WHERE seq = ?", (seq,))
-        assert row is not None, "the refund found it"
-        self.db.execute("UPDATE runs SET admitted = admitted + 1 WHERE run = ?", (who.run,))
-        self._insert(who, GroupId(who.run, *row[:3]), row[3] + 1)
+    def recall_open(self, who: Incarnation) -> None:
+        """Refund what is admitted but not put, and make it due again: its rollouts died with their process."""
+        for (seq,) in self.db.all("SELECT seq FROM admissions WHERE run = ? AND state = 'open'", (who.run,)):
+            self.refund(who.run, seq, Refund.LOST.value, is_due=True)
 
     def open_groups(self, who: Incarnation) -> list[GroupId]:
         """Groups neither put nor refunded that no other live owner works on; the caller takes them over."""

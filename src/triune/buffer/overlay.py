@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ PLAIN = (
 )
 KEPT = ("messages", "tools", "media", "unknown", "temperature")
 """Fields an overlay does not carry: when one of them differs, the revision is stored whole."""
+
+_ARRAYS, _PLAIN, _KEPT, _ID = attrgetter(*ARRAYS), attrgetter(*PLAIN), attrgetter(*KEPT), attrgetter("id")
 
 
 class _Array(msgspec.Struct, array_like=True, frozen=True):
@@ -77,22 +80,21 @@ def encode_overlay(raw: Group, shaped: Group) -> bytes | None:
     """
     if (
         shaped.id != raw.id
-        or (shaped.task is not raw.task and shaped.task != raw.task)
         or shaped.unknown != raw.unknown
+        or (shaped.task is not raw.task and shaped.task != raw.task)
     ):
         return None
-    row_of = {record.id: row for row, record in enumerate(raw.records) if isinstance(record, Experience)}
+    bases, rows = _experiences(raw), _experiences(shaped)
+    numbers = _numbers(bases, rows)
+    if numbers is None:
+        return None
     records = []
-    for record in shaped.records:
-        row = row_of.get(record.id) if isinstance(record, Experience) else None
-        base = raw.records[row] if row is not None else None
-        if row is None or not isinstance(record, Experience) or not isinstance(base, Experience):
-            return None
-        for name in KEPT:
-            one, other = getattr(record, name), getattr(base, name)
+    for number, row in zip(numbers, rows, strict=True):
+        base = bases[number]
+        for one, other in zip(_KEPT(row), _KEPT(base), strict=True):
             if one is not other and (isinstance(one, np.ndarray) or isinstance(other, np.ndarray) or one != other):
                 return None
-        records.append(_changes(row, base, record))
+        records.append(_changes(number, base, row))
     info = msgspec.UNSET if shaped.info is raw.info or shaped.info == raw.info else dict(shaped.info)
     try:
         return _encoder.encode(_Overlay(records=records, info=info))
@@ -103,24 +105,36 @@ def encode_overlay(raw: Group, shaped: Group) -> bytes | None:
         ) from error
 
 
+def _experiences(group: Group) -> Sequence[Experience]:
+    """The records, when all are experiences; else none."""
+    records: Any = group.records
+    return records if all(isinstance(record, Experience) for record in records) else ()
+
+
+def _numbers(bases: Sequence[Experience], rows: Sequence[Experience]) -> Sequence[int] | None:
+    """For each row the number of the raw one it is made from, by id; None when one has none."""
+    if len(bases) == len(rows) and all(map(is_, map(_ID, bases), map(_ID, rows))):
+        return range(len(rows)) if rows else None
+    number_of = {base.id: number for number, base in enumerate(bases)}
+    numbers = [number_of.get(row.id, -1) for row in rows]
+    return None if -1 in numbers or not rows else numbers
+
+
 def _changes(row: int, base: Experience, record: Experience) -> _Changes:
     fields: dict[str, Any] = {}
-    for name in PLAIN:
-        one, other = getattr(record, name), getattr(base, name)
+    for name, one, other in zip(PLAIN, _PLAIN(record), _PLAIN(base), strict=True):
         if one is not other and one != other:
             fields[name] = one
-    arrays = {}
-    for name in ARRAYS:
-        array = getattr(record, name)
-        if array is not getattr(base, name):
-            arrays[name] = _pack_array(array)
-    if arrays:
-        fields["arrays"] = arrays
+    now, before = _ARRAYS(record), _ARRAYS(base)
+    if not all(map(is_, now, before)):
+        changed = zip(ARRAYS, now, before, strict=True)
+        fields["arrays"] = {name: _pack_array(one) for name, one, other in changed if one is not other}
     if record.streams is not base.streams:
         streams = {
             name: _pack_array(array) for name, array in record.streams.items() if array is not base.streams.get(name)
         }
-        streams |= dict.fromkeys(base.streams.keys() - record.streams.keys())
+        if base.streams:
+            streams |= dict.fromkeys(base.streams.keys() - record.streams.keys())
         if streams:
             fields["streams"] = streams
     return _Changes(row=row, **fields)

@@ -27,6 +27,8 @@ def resume_at(
 ) -> None:
     """Acknowledge what the checkpoint contains, return every other use, and lose the versions after it.
 
+    Groups that were being made, and with `strict` those that lost versions sampled, give their slots back and are due
+    again (`readmit`), in ledger order and as slots allow: the checkpoint has fewer than there were at the crash.
     A use acknowledged by a later checkpoint (gone, or not chosen) is returned too: it is not in these weights.
     """
     uses.ack(who, consumed, checkpoint, step)
@@ -38,6 +40,7 @@ def resume_at(
     )
     uses.take_back(who, [(use, seq) for use, seq, use_no in rows if (seq, use_no) not in kept])
     versions.lose_after(who.run, version)
+    entries.ledger.recall_open(who)
     if strict:
         _drop_lost(db, entries, who, version)
     else:
@@ -50,17 +53,11 @@ def resume_at(
 
 
 def _drop_lost(db: Database, entries: Entries, who: Incarnation, version: int) -> None:
-    """Drop what lost versions sampled and admit its tasks again, in ledger order, under the same names.
-
-    The dropped entry makes room for the new one by moving to the name `…~lost<seq>`.
-    """
+    """Drop what lost versions sampled; its groups are due again."""
     rows = db.all(
-        "SELECT seq, entry, admission FROM entries WHERE scope = ? AND newest_version > ? AND granted = 0 AND "
-        "state IN ('waiting', 'raw', 'shaping', 'ready') ORDER BY ledger, seq",
+        "SELECT seq FROM entries WHERE scope = ? AND newest_version > ? AND granted = 0 AND "
+        "state IN ('waiting', 'raw', 'shaping', 'ready')",
         (who.run, version),
     )
-    for seq, entry, admission in rows:
-        if admission is not None:
-            entries.ledger.reopen(who, admission, Refund.LOST.value)
-        entries.discard(who.run, seq, EntryState.DROPPED, Refund.LOST.value, Refund.LOST)
-        db.execute("UPDATE entries SET entry = ? WHERE seq = ?", (f"{entry}~lost{seq}", seq))
+    for (seq,) in rows:
+        entries.discard(who.run, seq, EntryState.DROPPED, Refund.LOST.value, Refund.LOST, is_due=True)

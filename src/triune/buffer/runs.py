@@ -46,8 +46,8 @@ class Runs:
             if data_hash and row[2] and data_hash != row[2]:
                 raise TaskError(where, f"task data {data_hash}", f"{row[2]}, with which it was started", do)
             self.db.execute(
-                "UPDATE runs SET epoch = ?, config_hash = ?, data_hash = ?, ended = NULL, finished = NULL, opener = ? "
-                "WHERE run = ?",
+                "UPDATE runs SET epoch = ?, config_hash = ?, data_hash = ?, ended = NULL, finished = NULL, opener = ?, "
+                "is_settled = 0 WHERE run = ?",
                 (epoch, config_hash or row[1], data_hash or row[2], owner, run),
             )
         who = Incarnation(run, epoch, owner)
@@ -56,9 +56,10 @@ class Runs:
         return who
 
     def join(self, run: str, owner: str) -> Incarnation | None:
-        """The incarnation that is running now; None while there is none alive."""
+        """The incarnation that is running now; None while there is none alive, or it is not yet at its checkpoint."""
         row = self.db.one(
-            "SELECT r.epoch FROM runs r JOIN owners o ON o.owner = r.opener WHERE r.run = ? AND o.expires > ?",
+            "SELECT r.epoch FROM runs r JOIN owners o ON o.owner = r.opener "
+            "WHERE r.run = ? AND o.expires > ? AND r.is_settled",
             (run, self.db.now),
         )
         if row is None:
@@ -66,6 +67,11 @@ class Runs:
         who = Incarnation(run, row[0], owner)
         self.renew(who)
         return who
+
+    def settle(self, who: Incarnation) -> None:
+        """The run stands at its checkpoint: others may join it."""
+        self.db.execute("UPDATE runs SET is_settled = 1 WHERE run = ?", (who.run,))
+        self.db.touched.add("runs")
 
     def check(self, who: Incarnation | None) -> Incarnation:
         """Raise FencedError when a newer incarnation owns the run; checked once per transaction."""

@@ -23,7 +23,8 @@ CREATE TABLE runs (
     line        INTEGER NOT NULL DEFAULT -1, -- published steps on the surviving line, 0 = initial weights
     ended       TEXT,                        -- reason, once no more groups will come
     finished    TEXT,                        -- reason, once the trainer wants no more
-    opener      TEXT NOT NULL
+    opener      TEXT NOT NULL,
+    is_settled  INTEGER NOT NULL DEFAULT 1   -- 0 between opening an earlier run and bringing it to its checkpoint
 );
 
 -- Who is alive: one row per open buffer, renewed by heartbeat.
@@ -39,12 +40,14 @@ CREATE TABLE admissions (
     round    INTEGER NOT NULL DEFAULT 0,
     state    TEXT NOT NULL,                  -- open | put | refunded
     reason   TEXT NOT NULL DEFAULT '',       -- of the refund
+    is_due   INTEGER NOT NULL DEFAULT 0,     -- refunded, and to be admitted again
+    retries  INTEGER NOT NULL DEFAULT 0,     -- how often its group was admitted again because it was stale
     owner    TEXT NOT NULL,
     epoch    INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX admissions_group ON admissions (run, taskset, task_key, visit, round);
 CREATE INDEX admissions_open ON admissions (run, seq) WHERE state = 'open';
-CREATE INDEX admissions_stale ON admissions (run, seq) WHERE reason = 'stale';
+CREATE INDEX admissions_due ON admissions (run, seq) WHERE is_due;
 
 -- One row per put. `scope` is the only run that may lease it, '' = every run.
 CREATE TABLE entries (

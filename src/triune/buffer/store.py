@@ -56,6 +56,7 @@ class Store:
             checkpoint=checkpoint,
             strict=strict,
         )
+        self.runs.settle(who)
 
     def read(self, entry: str, revision: int | None) -> Group:
         """One revision of an entry, the newest by default."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter, is_
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +14,10 @@ from triune.errors import RecordError
 from triune.records import Experience, Group, Source, Text
 
 INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
+
+_ARRAYS = attrgetter("tokens", "action_mask", "logprobs", "versions")
+_CHECKED = attrgetter("tokens", "action_mask", "logprobs", "versions", "turns")
+_ZERO = np.zeros(1, np.int64)
 
 
 class Summary(NamedTuple):
@@ -81,13 +88,13 @@ def _summarise_experiences(group: Group) -> Summary:
                 rewards[member] = row.reward
         is_urgent |= row.source is Source.HUMAN
         score += row.priority
-    reward = math.fsum(rewards.values()) / len(rewards) if rewards else None
+    reward = _mean(rewards)
     keys = ",".join(f"{member}.{attempts[member]}" for member in sorted(attempts))
     num = len(rows)
     return Summary(num, reward, oldest, newest, rows[0].source.value, is_urgent, is_waiting, score / num, keys)
 
 
-def _check(rows: tuple[Experience, ...]) -> tuple[int, int]:
+def _check(rows: Sequence[Experience]) -> tuple[int, int]:
     """`Experience.check` of all rows in one pass over their joined arrays; (oldest, newest) version."""
     bounds = _check_quickly(rows)
     if bounds is None:
@@ -98,38 +105,75 @@ def _check(rows: tuple[Experience, ...]) -> tuple[int, int]:
     return bounds
 
 
-def _check_quickly(rows: tuple[Experience, ...]) -> tuple[int, int] | None:
+def _check_quickly(rows: Sequence[Experience]) -> tuple[int, int] | None:
     """(oldest, newest) version, or None when something may be wrong and the precise check has to say what."""
-    offset, spans = 0, []
-    for row in rows:
-        length = len(row.tokens)
-        if (
-            (row.tokens.dtype, row.action_mask.dtype, row.logprobs.dtype, row.versions.dtype)
-            != (INT32, BOOL, FLOAT32, INT32)
-            or not len(row.action_mask) == len(row.logprobs) == len(row.versions) == length
-            or row.raw_logprobs is not None
-            or type(row.temperature) is not float
-            or (row.reward is not None and not math.isfinite(row.reward))
-            or any(len(stream) != length for stream in row.streams.values())
-        ):
+    tokens, masks, logprobs, versions = zip(*map(_ARRAYS, rows), strict=True)
+    lengths = list(map(len, tokens))
+    if not lengths == list(map(len, masks)) == list(map(len, logprobs)) == list(map(len, versions)):
+        return None
+    spans, offset = [], 0
+    for row, length in zip(rows, lengths, strict=True):
+        if not _has_right_rest(row, length):
             return None
         for turn in row.turns:
             if not 0 <= turn.start <= turn.stop <= length:
                 return None
-            spans.append((offset + turn.start, offset + turn.stop))
+            spans += (offset + turn.start, offset + turn.stop)
         offset += length
-    mask = np.concatenate([row.action_mask for row in rows])
-    logprobs = np.concatenate([row.logprobs for row in rows])
-    versions = np.concatenate([row.versions for row in rows])
-    if mask.ndim != 1 or mask.shape != logprobs.shape or mask.shape != versions.shape:
+    mask, logprob, version = np.concatenate(masks), np.concatenate(logprobs), np.concatenate(versions)
+    dtypes = (tokens[0].dtype, mask.dtype, logprob.dtype, version.dtype)
+    if dtypes != (INT32, BOOL, FLOAT32, INT32) or not mask.shape == logprob.shape == version.shape == (offset,):
         return None
     outside = ~mask
-    if not np.isnan(logprobs[outside]).all() or (versions[outside] != -1).any() or (logprobs[mask] > 1e-4).any():
+    if not np.isnan(logprob[outside]).all() or (version[outside] != -1).any() or (logprob[mask] > 1e-4).any():
         return None
     if spans:
-        before = np.concatenate(([0], np.cumsum(mask)))
-        starts, stops = np.array(spans).T
-        if (before[stops] - before[starts] != stops - starts).any():
+        before = np.concatenate((_ZERO, mask.cumsum()))
+        inside = before[spans]
+        if (inside[1::2] - inside[::2]).tolist() != [b - a for a, b in pairwise(spans)][::2]:
             return None
-    sampled = versions[mask]
+    sampled = version[mask]
     return (int(sampled.min()), int(sampled.max())) if sampled.size else (-1, -1)
+
+
+def _has_right_rest(row: Experience, length: int) -> bool:
+    """Whether everything but the four main arrays is plainly right."""
+    if row.raw_logprobs is not None or type(row.temperature) is not float:
+        return False
+    if row.reward is not None and not math.isfinite(row.reward):
+        return False
+    return not row.streams or all(len(stream) == length for stream in row.streams.values())
+
+
+def summarise_shaped(shaped: Group, raw: Group, of_raw: Summary) -> Summary:
+    """`summarise(shaped)`, sparing what its records share with the raw group's, which was checked."""
+    if len(shaped.records) != len(raw.records) or not isinstance(raw.records[0], Experience):
+        return summarise(shaped)
+    is_waiting = is_urgent = False
+    rewards: dict[int, float] = {}
+    score = 0.0
+    for row, base in zip(shaped.records, raw.records, strict=True):
+        if not isinstance(row, Experience) or not isinstance(base, Experience) or row.id is not base.id:
+            return summarise(shaped)
+        if not all(map(is_, _CHECKED(row), _CHECKED(base))):
+            return summarise(shaped)
+        if not _has_right_rest(row, len(row.tokens)):
+            row.check()
+        if row.is_valid:
+            if row.reward is None:
+                is_waiting = True
+            else:
+                rewards[row.id.rollout.member] = row.reward
+        is_urgent |= row.source is Source.HUMAN
+        score += row.priority
+    return of_raw._replace(
+        reward=_mean(rewards),
+        source=shaped.experiences[0].source.value,
+        is_waiting=is_waiting,
+        is_urgent=is_urgent,
+        score=score / len(shaped),
+    )
+
+
+def _mean(rewards: dict[int, float]) -> float | None:
+    return math.fsum(rewards.values()) / len(rewards) if rewards else None

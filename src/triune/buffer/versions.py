@@ -59,6 +59,7 @@ class Versions:
             ),
         )
         self.db.execute("UPDATE runs SET line = ? WHERE run = ?", (line, who.run))
+        self.runs.settle(who)
         failpoint("buffer.commit_version.inside")
         self.db.touched |= {"versions", "slots"}
 

@@ -62,6 +62,10 @@ class Demonstrations:
             if task is None:
                 raise TaskError(str(group), "its row is no longer in the task set", "the data the run started with")
             await self._store([(group, task)])
+        while (group := await self._buffer.readmit(self._rule, max_retries=0)) is not None:
+            task = self._tasks.find(group.taskset, group.task_key)
+            assert task is not None, "an unchanged task set has the tasks of its run"
+            await self._store([(group, task)])
         self._tasks.seek(await self._buffer.cursor())
         bundle: list[tuple[GroupId, Task]] = []
         while (found := self._tasks.next()) is not None:

@@ -141,10 +141,9 @@ class Explorer:
         if not self._deterministic and not self._scheduler.has_room:
             with self._waiting("a free lane"):
                 await self._scheduler.room()
-        if self._style == "inflight":
-            again = await self._readmit()
-            if again is not None:
-                return again
+        again = await self._readmit()
+        if again is not None:
+            return again
         while (entry := self._tasks.next()) is not None:
             task, cursor = entry
             if self._scheduler.is_quarantined(task):
@@ -191,7 +190,7 @@ class Explorer:
             update = await self._buffer.wait_version(self._served.version)
             if update is None:
                 return
-            aborted = self._scheduler.abort_older_than(update.version - self._rule.max_staleness)
+            aborted = self._scheduler.abort_older_than(await self._buffer.floor_version(self._rule.max_staleness))
             self._tally.add({"aborted_groups": float(aborted)})
             await self._serve(update)
 
@@ -290,13 +289,7 @@ class Explorer:
 
     async def _num_slots(self) -> int:
         """Groups that may be admitted now without waiting; counted, because waiting would be a matter of time."""
-        stats, newest = await self._buffer.stats(), await self._buffer.latest_version()
-        version = 0 if newest is None else newest.version
-        held = stats["admitted"] - stats["refunded"]
-        free = -int(-((version + self._rule.max_staleness + 1) * self._rule.fresh - held) // 1)
-        if self._rule.limit is not None:
-            free = min(free, int(self._rule.limit - held))
-        return max(0, free)
+        return await self._buffer.free_slots(self._rule)
 
     # -------------------------------------------------------------------------------------------------- the end
 
