@@ -28,8 +28,8 @@ class TrainerSettings(Settings):
     """Parts a batch is cut into, one update each; a rollout is never cut."""
 
     tokens_per_micro_batch: int | None = Field(default=None, ge=1)
-    """Tokens (padding included) that go through the model at once. Changes memory and speed, never the loss. null: by the
-    size of the model and the device."""
+    """Tokens (padding included) that go through the model at once. Changes memory and speed, never the loss. null: by
+    the size of the model and the device."""
 
     learning_rate: float = Field(default=1e-6, ge=0)
     """Peak learning rate of AdamW."""
