@@ -1,0 +1,219 @@
+"""Build the explorer's half of a run: engine, scheduler, pipeline, evaluation, loop."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triune.algorithms import Algorithm
+from triune.config import RunConfig
+from triune.errors import EngineError
+from triune.evaluation import Evaluation
+from triune.explorer import Explorer, Scheduler, WaveGate
+from triune.explorer.demonstrations import Demonstrations
+from triune.explorer.runners import RunnerPool
+from triune.launcher.tasks import Tasks, workflow_finder
+from triune.models.chat import ChatTokenizer
+from triune.monitor import RunMonitor
+from triune.pipelines import Pipeline
+from triune.ports import AdmissionRule, Buffer, Engine, Lane, Rollouts, WeightChannel, WeightUpdate
+
+AHEAD_STEPS = 4
+"""Steps for which demonstrations are prepared ahead: they have no version that could become stale."""
+
+
+def is_imitation(algorithm: Algorithm) -> bool:
+    """Whether an algorithm learns from answers that are there, so that nothing is sampled."""
+    return "advantages" not in algorithm.needs
+
+
+def groups_per_step(config: RunConfig) -> int:
+    """Entries one step consumes."""
+    trainer = config.trainer
+    found = trainer.tasks_per_step or trainer.sequences_per_step
+    assert found is not None, "checked with the configuration"
+    return found
+
+
+def admission_rule(config: RunConfig) -> AdmissionRule:
+    """How far exploring may run ahead (CONTRACTS C5)."""
+    per_step = groups_per_step(config)
+    fresh = per_step * getattr(config.algorithm.sampling, "fresh_ratio", 1.0)
+    steps = config.trainer.steps
+    staleness = AHEAD_STEPS if is_imitation(config.algorithm) else config.sync.max_staleness
+    return AdmissionRule(
+        max_staleness=staleness, fresh=fresh * config.sync.every, limit=None if steps is None else round(fresh * steps)
+    )
+
+
+def build_pipeline(config: RunConfig) -> Pipeline:
+    """The run's operators, and the algorithm's advantage after them where it belongs to the pipeline."""
+    advantage = config.algorithm.advantage
+    last = [advantage] if getattr(advantage, "where", "pipeline") == "pipeline" else []
+    return Pipeline([*config.pipeline, *last])
+
+
+def load_tokenizer(config: RunConfig, location: str | Path) -> ChatTokenizer:
+    """Tokenizer and chat template of the run's model."""
+    return ChatTokenizer.load(
+        location, template=config.model.chat_template, trust_remote_code=config.model.trust_remote_code
+    )
+
+
+def build_engine(config: RunConfig, tokenizer: ChatTokenizer, lane: Lane) -> Engine:
+    """The engine that the run file names; in deterministic runs behind a gate that makes waves."""
+    engine = config.explorer.engine(
+        config.model.path,
+        tokenizer.hf,
+        lane,
+        keep_kv=config.sync.kv == "keep",
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    return WaveGate(engine) if config.deterministic else engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerSide:
+    """What explores, and what must be closed afterwards.
+
+    Attributes:
+        loop: Explores, or turns demonstrations into experience.
+        follower: Measures versions beside demonstrations; an `Explorer` does that itself.
+        schedulers: Of training, and of a second engine for evaluation.
+        engines: Likewise.
+        evaluation: None when nothing is measured.
+    """
+
+    loop: Explorer | Demonstrations
+    follower: Coroutine[Any, Any, None] | None
+    schedulers: list[Scheduler]
+    engines: list[Engine]
+    evaluation: Evaluation | None
+
+    async def close(self) -> None:
+        """Wait for nothing; end runner processes and free the engines."""
+        for scheduler in self.schedulers:
+            await scheduler.close()
+        for engine in self.engines:
+            await engine.close()
+
+
+def build_scheduler(config: RunConfig, engine: Engine, tokenizer: ChatTokenizer, tasks: Tasks) -> Scheduler:
+    """A scheduler with runner processes, unless everything is to run inline."""
+    explorer = config.explorer
+    inline = explorer.runner == "inline" or config.deterministic
+    return Scheduler(
+        engine=engine,
+        tokenizer=tokenizer,
+        workflows=workflow_finder(tasks.bricks),
+        settings=explorer,
+        seed=config.seed,
+        runners=None if inline else RunnerPool(explorer.runners, grace_s=explorer.grace_s),
+    )
+
+
+def build_evaluation(
+    config: RunConfig, tasks: Tasks, rollouts: Rollouts, monitor: RunMonitor | None, folder: Path | None, **more: Any
+) -> Evaluation:
+    """Evaluation on the run's held-out tasks."""
+    return Evaluation(
+        config.eval,
+        tasks.held_out,
+        rollouts,
+        run=config.name,
+        sampling=config.explorer.sampling(),
+        monitor=monitor,
+        folder=folder,
+        **more,
+    )
+
+
+def build_explorer_side(
+    config: RunConfig,
+    *,
+    tasks: Tasks,
+    tokenizer: ChatTokenizer,
+    buffer: Buffer,
+    channel: WeightChannel,
+    lane: Lane,
+    monitor: RunMonitor,
+    folder: Path,
+    start_step: int,
+) -> ExplorerSide:
+    """Wire everything between a task and the buffer."""
+    rule = admission_rule(config)
+    measures = bool(config.eval.every) and config.eval.during != "checkpoint"
+    if is_imitation(config.algorithm) and not measures:
+        loop = _demonstrations(config, tasks, tokenizer, buffer, rule, monitor)
+        return ExplorerSide(loop=loop, follower=None, schedulers=[], engines=[], evaluation=None)
+    engine = build_engine(config, tokenizer, lane)
+    scheduler = build_scheduler(config, engine, tokenizer, tasks)
+    schedulers, engines, evaluation = [scheduler], [engine], None
+    if measures:
+        rollouts, more = scheduler, {}
+        if config.eval.during == "copy":
+            second = build_engine(config, tokenizer, lane)
+            rollouts = build_scheduler(config, second, tokenizer, tasks)
+            schedulers.append(rollouts)
+            engines.append(second)
+
+            async def serve(update: WeightUpdate) -> None:
+                await second.swap(update, await channel.fetch(update))
+
+            more = {"serve": serve}
+        evaluation = build_evaluation(config, tasks, rollouts, monitor, folder, start_step=start_step, **more)
+    if is_imitation(config.algorithm):
+        assert evaluation is not None, "without one, this point is not reached"
+        loop = _demonstrations(config, tasks, tokenizer, buffer, rule, monitor)
+        follower = measure_versions(buffer, channel, engine, evaluation)
+        return ExplorerSide(loop=loop, follower=follower, schedulers=schedulers, engines=engines, evaluation=evaluation)
+    loop = Explorer(
+        tasks=tasks.stream,
+        buffer=buffer,
+        scheduler=scheduler,
+        engine=engine,
+        channel=channel,
+        apply=build_pipeline(config).apply,
+        rule=rule,
+        group_size=config.algorithm.group_size,
+        monitor=monitor,
+        style=config.sync.style,
+        max_stale_retries=config.sync.max_stale_retries,
+        evaluator=evaluation,
+        deterministic=config.deterministic,
+    )
+    return ExplorerSide(loop=loop, follower=None, schedulers=schedulers, engines=engines, evaluation=evaluation)
+
+
+async def measure_versions(buffer: Buffer, channel: WeightChannel, engine: Engine, evaluation: Evaluation) -> None:
+    """Measure the versions that are due.
+
+    consumes: versions of weights   waits for: a newer version
+    produces: rows of eval.jsonl    unblocked by: the trainer's publish, or its end
+    """
+    served = -1
+    while (update := await buffer.wait_version(served)) is not None:
+        if evaluation.is_due(update.step):
+            try:
+                tensors = await channel.fetch(update)
+            except EngineError:
+                continue  # overtaken while this one was looked up; the next one is measured instead
+            await engine.swap(update, tensors)
+            await evaluation.evaluate(update)
+        served = update.version
+    await evaluation.finish()
+
+
+def _demonstrations(
+    config: RunConfig, tasks: Tasks, tokenizer: ChatTokenizer, buffer: Buffer, rule: AdmissionRule, monitor: RunMonitor
+) -> Demonstrations:
+    return Demonstrations(
+        tasks=tasks.stream,
+        buffer=buffer,
+        tokenizer=tokenizer,
+        rule=rule,
+        monitor=monitor,
+        prompt_of=lambda task: tasks.bricks.workflow(task).messages(task),
+    )

@@ -1,0 +1,230 @@
+"""One process of a run, from opening the buffer to the exported model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triune.buffer import StoredBuffer, open_buffer
+from triune.config import RunConfig, config_hash
+from triune.launcher.explorer_side import (
+    ExplorerSide,
+    build_explorer_side,
+    build_pipeline,
+    is_imitation,
+    load_tokenizer,
+)
+from triune.launcher.lane import ThreadLane
+from triune.launcher.measure import measure_checkpoints
+from triune.launcher.request import Request
+from triune.launcher.roles import run_roles
+from triune.launcher.tasks import Tasks, open_tasks
+from triune.launcher.trainer_side import TrainerSide, build_trainer_side, find_checkpoints
+from triune.models import export_model, resolve_model
+from triune.monitor import RunMonitor
+from triune.ports import WeightUpdate
+from triune.records import Group
+
+if TYPE_CHECKING:
+    from triune.models.chat import ChatTokenizer
+
+JOIN_TIMEOUT_S = 120.0
+"""How long an explorer waits for its trainer to open the run."""
+
+STEER_S = 0.5
+"""How often the control table is read."""
+
+
+class Session:
+    """Builds the parts this process was asked for, runs them beside each other, and closes them.
+
+    Args:
+        request: What to run.
+        folder: The run's folder, locked.
+        monitor: Not yet started.
+    """
+
+    def __init__(self, request: Request, folder: Path, monitor: RunMonitor) -> None:
+        self.request, self.config, self.folder, self.monitor = request, request.config, folder, monitor
+        self.lane = ThreadLane()
+        self.buffer: StoredBuffer | None = None
+        self.trainer: TrainerSide | None = None
+        self.explorer: ExplorerSide | None = None
+        self.tokenizer: ChatTokenizer | None = None
+        self.tasks: Tasks | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process trains."""
+        return "trainer" in self.request.roles
+
+    @property
+    def explores(self) -> bool:
+        """Whether this process makes experience; a trainer that imitates prepares its own rows."""
+        return "explorer" in self.request.roles or is_imitation(self.config.algorithm)
+
+    def stop(self, reason: str) -> bool:
+        """Ask for an orderly end at the next step boundary; False when nothing here can."""
+        if self.trainer is None:
+            return False
+        self.trainer.loop.stop(reason)
+        return True
+
+    async def run(self) -> str:
+        """Build, run to the end, and return why it ended.
+
+        Raises:
+            RunFailed: A role failed.
+        """
+        config = self.config
+        await self.lane.run(_set_threads, len(self.request.roles))
+        tasks = self.tasks = open_tasks(config, workflow=self.request.workflow, reward=self.request.reward)
+        tokenizer = self.tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
+        buffer = self.buffer = open_buffer(
+            config.buffer, self.folder, reshape=self._reshape(), deterministic=config.deterministic
+        )
+        epoch = await self._open(buffer, tasks)
+        if self.trains:
+            self.trainer = await build_trainer_side(
+                config,
+                tasks=tasks,
+                buffer=buffer,
+                lane=self.lane,
+                monitor=self.monitor,
+                folder=self.folder,
+                epoch=epoch,
+                allow_changes=self.request.allow_changes,
+            )
+            self.monitor.start(resumed_step=self._resumed_step())
+            await self.trainer.loop.begin()
+        else:
+            self.monitor.start()
+        if self.explores:
+            first = await self._first_version(buffer)
+            if first is None:
+                return "the trainer had finished"
+            self.explorer = build_explorer_side(
+                _with_dtype(config, first),
+                tasks=tasks,
+                tokenizer=tokenizer,
+                buffer=buffer,
+                channel=self._channel(buffer, epoch),
+                lane=self.lane,
+                monitor=self.monitor,
+                folder=self.folder,
+                start_step=first.step,
+            )
+        gc.collect()
+        gc.freeze()  # a full collection would walk every module of torch about every 30 steps
+        await self._run_roles(buffer)
+        if self.trainer is not None:
+            return self.trainer.loop.exit_reason
+        return "the trainer has finished, or the tasks ran out"
+
+    async def results(self) -> dict[str, Any]:
+        """What a finished run leaves behind: the exported model and late evaluations, for the summary."""
+        if self.trainer is None or self.tokenizer is None:
+            return {}
+        target = self.folder / "export"
+        policy, tokenizer = self.trainer.policy, self.tokenizer
+        await self.lane.run(
+            lambda: export_model(policy.model, target, tokenizer=tokenizer.hf, source_name=self.config.model.path)
+        )
+        if self.config.eval.every and self.config.eval.during == "checkpoint":
+            assert self.tasks is not None
+            await measure_checkpoints(self.config, self.folder, self.tasks, self.tokenizer, self.lane, self.monitor)
+        return {"export": str(target)}
+
+    async def close(self) -> None:
+        """End everything that was built."""
+        if self.explorer is not None:
+            await self.explorer.close()
+        if self.buffer is not None:
+            await self.buffer.close()
+        await asyncio.to_thread(self.lane.close)
+        gc.unfreeze()
+
+    # ------------------------------------------------------------------------------------------------ building
+
+    def _reshape(self) -> Any:
+        apply = build_pipeline(self.config).apply
+
+        def reshape(group: Group) -> Group | None:
+            return apply(group).group
+
+        return reshape
+
+    async def _open(self, buffer: StoredBuffer, tasks: Tasks) -> int:
+        config = self.config
+        if not self.trains:
+            with self.monitor.waiting("explorer", "the trainer to open the run"):
+                return await buffer.join_run(config.name, timeout_s=JOIN_TIMEOUT_S)
+        compared = "" if self.request.allow_changes else config_hash(config)
+        return await buffer.open_run(config.name, config_hash=compared, data_hash=tasks.stream.data_hash)
+
+    def _resumed_step(self) -> int | None:
+        steps = find_checkpoints(self.config, self.folder).steps()
+        return steps[-1] if steps else None
+
+    async def _first_version(self, buffer: StoredBuffer) -> WeightUpdate | None:
+        with self.monitor.waiting("explorer", "the trainer's first version"):
+            return await buffer.wait_version(-1)
+
+    def _channel(self, buffer: StoredBuffer, epoch: int) -> Any:
+        if self.trainer is not None:
+            return self.trainer.channel
+        return self.config.sync.channel(ledger=buffer, lane=self.lane, folder=self.folder / "weights", epoch=epoch)
+
+    # ------------------------------------------------------------------------------------------------- running
+
+    async def _run_roles(self, buffer: StoredBuffer) -> None:
+        roles: dict[str, Coroutine[Any, Any, None]] = {}
+        if self.explorer is not None:
+            roles["explorer"] = self.explorer.loop.run()
+            if self.explorer.follower is not None:
+                roles["evaluation"] = self.explorer.follower
+        if self.trainer is not None:
+            roles["trainer"] = self.trainer.loop.run()
+        steering = asyncio.create_task(self._steer(buffer), name="steering")
+        try:
+            await run_roles(roles)
+            if self.explorer is not None and self.explorer.evaluation is not None:
+                await self.explorer.evaluation.finish()
+        finally:
+            steering.cancel()
+            await asyncio.gather(steering, return_exceptions=True)
+
+    async def _steer(self, buffer: StoredBuffer) -> None:
+        """Carry out what people ask for through the store's control table; only the trainer's process answers."""
+        while self.trainer is not None:
+            for row in await buffer.control():
+                if row["action"] == "stop":
+                    self.trainer.loop.stop(f"stopped by {row['by']}")
+                    outcome = "stops after this step"
+                else:
+                    outcome = f"refused: {row['action']} is not offered"
+                await buffer.ack_control(row["id"], by="trainer", outcome=outcome)
+            await asyncio.sleep(STEER_S)
+
+
+def _with_dtype(config: RunConfig, first: WeightUpdate) -> RunConfig:
+    """An engine whose dtype is `auto` computes in what is published."""
+    engine = config.explorer.engine
+    if getattr(engine, "dtype", None) != "auto":
+        return config
+    engine = dataclasses.replace(engine, dtype=first.dtype)
+    return config.model_copy(update={"explorer": config.explorer.model_copy(update={"engine": engine})})
+
+
+def _set_threads(num_roles: int) -> None:
+    """All cores for a process that does everything, half of them where explorer and trainer share the host."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores if num_roles > 1 else max(1, cores // 2))

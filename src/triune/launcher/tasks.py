@@ -1,0 +1,69 @@
+"""The tasks of a run, for training and for evaluation, with the workflow and reward of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from triune.config import RunConfig
+from triune.explorer import BoundWorkflow, bind_workflow
+from triune.explorer.workflows.single_turn import SingleTurn
+from triune.records import Task
+from triune.tasks import MixedTasks, OpenTaskset, TaskBricks, build_stream, open_tasksets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Opened task sets.
+
+    Attributes:
+        stream: Training tasks in order.
+        training: The sets behind it.
+        held_out: The sets of `eval.tasks`.
+        bricks: Workflow and reward of any of their tasks.
+    """
+
+    stream: MixedTasks
+    training: list[OpenTaskset]
+    held_out: list[OpenTaskset]
+    bricks: TaskBricks
+
+
+def open_tasks(config: RunConfig, *, workflow: Any = None, reward: Any = None) -> Tasks:
+    """Read all task sets.
+
+    Args:
+        config: The run.
+        workflow: What was passed to `triune.run(workflow=…)`; stands above what sets name.
+        reward: Likewise.
+
+    Raises:
+        TaskError: A file is missing, empty or malformed.
+    """
+    training = open_tasksets(config.tasks, seed=config.seed)
+    evaluated = config.eval.tasks
+    held_out = (
+        [] if evaluated is None else open_tasksets(evaluated, seed=config.seed, default="eval", where="eval.tasks")
+    )
+    bricks = TaskBricks([*training, *held_out], default_workflow=SingleTurn(), workflow=workflow, reward=reward)
+    return Tasks(
+        stream=build_stream(config.tasks, training, seed=config.seed),
+        training=training,
+        held_out=held_out,
+        bricks=bricks,
+    )
+
+
+def workflow_finder(bricks: TaskBricks) -> Callable[[Task], BoundWorkflow]:
+    """The bound workflow of a task, each built once."""
+    bound: dict[tuple[int, int], BoundWorkflow] = {}
+
+    def find(task: Task) -> BoundWorkflow:
+        workflow, reward = bricks.workflow(task), bricks.reward(task)
+        key = (id(workflow), id(reward))  # both are kept alive by `bricks`
+        if key not in bound:
+            bound[key] = bind_workflow(workflow, reward, where=f"workflow of {task.taskset}")
+        return bound[key]
+
+    return find

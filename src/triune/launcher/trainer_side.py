@@ -1,0 +1,98 @@
+"""Build the trainer's half of a run: policy, weight channel, checkpoints, loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triune.config import RunConfig, config_hash
+from triune.launcher.tasks import Tasks
+from triune.models import load_model
+from triune.monitor import RunMonitor
+from triune.ports import Buffer, Lane, WeightChannel
+from triune.trainer import Checkpoints
+
+if TYPE_CHECKING:
+    from triune.trainer import Policy, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSide:
+    """What trains.
+
+    Attributes:
+        loop: The trainer.
+        policy: Its model.
+        channel: Where it publishes; an explorer in this process fetches from it.
+    """
+
+    loop: Trainer
+    policy: Policy
+    channel: WeightChannel
+
+
+def find_checkpoints(config: RunConfig, folder: Path) -> Checkpoints:
+    """The checkpoint folders of a run."""
+    return Checkpoints(folder / "checkpoints", keep=config.trainer.keep_checkpoints)
+
+
+def load_policy(config: RunConfig) -> Policy:
+    """The model in training; call it on the lane."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from triune.trainer import Policy
+
+    disable_progress_bar()  # a bar per shard would break the console's lines
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(config.model, device, seed=config.seed)
+    return Policy(model, precision=config.trainer.precision, float32_matmul=config.trainer.float32_matmul)
+
+
+def published_dtype(config: RunConfig, policy: Policy) -> str:
+    """What versions are published in: what the engine is told to compute in, by default what the trainer does."""
+    asked = getattr(config.explorer.engine, "dtype", "auto")
+    return str(policy.dtype).removeprefix("torch.") if asked == "auto" else asked
+
+
+async def build_trainer_side(
+    config: RunConfig,
+    *,
+    tasks: Tasks,
+    buffer: Buffer,
+    lane: Lane,
+    monitor: RunMonitor,
+    folder: Path,
+    epoch: int,
+    allow_changes: bool,
+) -> TrainerSide:
+    """Load the model and wire the trainer to the buffer."""
+    from triune.trainer import RunIdentity, Trainer
+
+    policy = await lane.run(load_policy, config)
+    channel = config.sync.channel(
+        ledger=buffer, lane=lane, folder=folder / "weights", dtype=published_dtype(config, policy), epoch=epoch
+    )
+    checkpoints = find_checkpoints(config, folder)
+    loop = Trainer(
+        config.trainer,
+        policy,
+        config.algorithm,
+        buffer=buffer,
+        channel=channel,
+        lane=lane,
+        monitor=monitor,
+        checkpoints=checkpoints,
+        every=config.sync.every,
+        max_staleness=config.sync.max_staleness,
+        seed=config.seed,
+        identity=RunIdentity(
+            epoch=epoch,
+            config_hash=config_hash(config),
+            data_hash=tasks.stream.data_hash,
+            allow_changes=allow_changes,
+        ),
+        resume_from=checkpoints.latest(),
+    )
+    return TrainerSide(loop=loop, policy=policy, channel=channel)
