@@ -328,6 +328,7 @@ class Explorer:
             update = await self._wait_for_version(self._served.version)
             if update is None:
                 return
+            self._log()  # under the step that its rollouts were made for
             if self._evaluator.is_due(update.step):
                 await self._serve(update)
             self._served = update
