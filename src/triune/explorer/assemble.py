@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -99,11 +99,17 @@ def _experience(one: Finished, number: int, branch: Branch, column: tuple[Any, .
         reward_parts=reward.parts if reward is not None else {},
         is_valid=is_valid,
         stop=one.stop or session.stop or branch.turns[-1][3],
-        metrics={**session.metrics, **reward.metrics} if reward is not None and reward.metrics else session.metrics,
+        metrics=_metrics(session, reward),
         info=one.info,
         messages=branch.messages,
         tools=branch.tools,
     )
+
+
+def _metrics(session: Session, reward: Reward | None) -> Mapping[str, float]:
+    if reward is None or not reward.metrics:
+        return session.metrics or {}
+    return {**session.metrics, **reward.metrics} if session.metrics else reward.metrics
 
 
 def _turns(session: Session, branch: Branch) -> tuple[Turn, ...]:
@@ -120,7 +126,7 @@ def _turns(session: Session, branch: Branch) -> tuple[Turn, ...]:
 def _temperature(branch: Branch) -> Any:
     """One number, or float32[T] when the turns differ."""
     first = branch.turns[0][4]
-    if all(turn[4] == first for turn in branch.turns):
+    if len(branch.turns) == 1 or all(turn[4] == first for turn in branch.turns):
         return first
     found = np.full(branch.length, first, dtype=np.float32)
     for _, start, stop, _, temperature in branch.turns:

@@ -154,5 +154,5 @@ class GroupRun:
                 name = f"reward/{name}"
                 found[name] = found.get(name, 0.0) + value / num
             for values in (reward.metrics, one.session.metrics):
-                for name, value in values.items():
+                for name, value in (values or {}).items():
                     found[name] = found.get(name, 0.0) + value / num

@@ -13,6 +13,7 @@ from triune.records import Stop
 T = TypeVar("T")
 Message = Mapping[str, Any]
 
+_SEQUENCES = (list, tuple)
 _NOT_PARSED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
@@ -53,7 +54,7 @@ class Model:
 
     async def generate(self, prompt: Sequence[Message] | Any, **sampling: Any) -> Answer:
         """Sample once from chat messages, token ids or raw text; ids go to the engine exactly as given."""
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, _SEQUENCES) and prompt and isinstance(prompt[0], dict):
             return await self._caller.chat(prompt, (), sampling or None, "")
         return await self._caller.generate(prompt, sampling or None, "")
 

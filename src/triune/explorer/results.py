@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -9,21 +10,22 @@ import msgspec
 from triune.errors import RecordError, RewardError
 from triune.explorer.assemble import Finished
 from triune.ports import Reward
-from triune.records import Experience, ExperienceId
+from triune.records import Experience, ExperienceId, Task
 from triune.tasks import to_reward
 
 
-def read_result(value: Any, finished: Finished, where: str) -> None:
+def read_result(value: Any, finished: Finished, task: Task, name: str) -> None:
     """Write what a workflow returned into `finished`.
 
     Raises:
         RewardError: It is neither a finite reward nor a list of well-formed experiences; names the task.
     """
-    if type(value) is float and value - value == 0.0:
-        finished.reward = Reward(total=value)
+    if type(value) is Reward and value.is_valid and math.isfinite(value.total):
+        finished.reward = value
         return
+    where = f"task {task.taskset}/{task.key}, rollout {name}"
     rows = [value] if isinstance(value, Experience) else value
-    if isinstance(rows, list | tuple) and rows and all(isinstance(row, Experience) for row in rows):
+    if isinstance(rows, (list, tuple)) and rows and all(isinstance(row, Experience) for row in rows):
         finished.experiences = _checked(rows, finished, where)
         first = finished.experiences[0]
         if first.reward is not None and first.is_valid:

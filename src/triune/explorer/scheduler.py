@@ -221,7 +221,7 @@ class Scheduler:
         session.close()
         if failure is None:
             try:
-                read_result(value, finished, f"task {run.task.taskset}/{run.task.key}, rollout {session.name}")
+                read_result(value, finished, run.task, session.name)
             except RewardError as error:
                 failure = classify(error)
         if rollout.is_timed_out:

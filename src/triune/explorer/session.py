@@ -98,7 +98,6 @@ class Session:
         "metrics",
         "name",
         "num_turns",
-        "oldest_version",
         "rollout",
         "shared",
         "stop",
@@ -109,12 +108,11 @@ class Session:
         self.rollout, self.shared, self.name = rollout, shared, name or str(rollout)
         self.branches: list[Branch] = []
         self.calls: dict[str, Answer] | None = None
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] | None = None
         self.num_turns = 0
-        self.oldest_version = -1
         self.stop: Stop | None = None
         self.is_closed = False
-        self.turn_rewards: dict[int, tuple[float | None, str | None]] = {}
+        self.turn_rewards: dict[int, tuple[float | None, str | None]] | None = None
 
     # ------------------------------------------------------------------------------------------------ calls
 
@@ -173,10 +171,14 @@ class Session:
         """Give the latest model call a reward of its own, or name the state it acted in."""
         if self.num_turns == 0:
             raise RolloutError(self.name, "a note about a turn before the first model call", "at least one call")
+        if self.turn_rewards is None:
+            self.turn_rewards = {}
         self.turn_rewards[self.num_turns - 1] = (reward, state_key)
 
     def note(self, **metrics: float) -> None:
         """Add to this rollout's metrics."""
+        if self.metrics is None:
+            self.metrics = {}
         for name, value in metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
 
@@ -241,10 +243,8 @@ class Session:
         shared, turn = self.shared, self.num_turns
         sampling, is_bounded = self._limits(len(ids), options)
         self.num_turns = turn + 1
-        if self.oldest_version < 0:
-            self.oldest_version = shared.engine.version
-            if shared.oldest_version < 0:
-                shared.oldest_version = self.oldest_version
+        if shared.oldest_version < 0:
+            shared.oldest_version = shared.engine.version
         expected = len(branch.parts) if branch is not None else 0
         completion = await shared.engine.generate(
             GenerateRequest(
@@ -258,6 +258,8 @@ class Session:
         if self.is_closed:
             raise SessionClosed(self.name, "an answer after the rollout ended", "nothing")
         stop = Stop.CONTEXT if is_bounded and completion.stop is Stop.LENGTH else completion.stop
+        if self.stop is Stop.CONTEXT:
+            self.stop = None  # an earlier prompt was too long; this one was not
         said = shared.tokenizer.answer(completion.tokens)
         if branch is None or not shared.merge_turns or len(branch.parts) != expected:
             branch, added = Branch(), ids
@@ -267,7 +269,8 @@ class Session:
         spoken = branch.length - len(completion.tokens)
         branch.turns.append((turn, spoken, branch.length, stop, sampling.temperature))
         branch.text = None if text is None else text + said
-        branch.messages, branch.tools = [*messages, {"role": "assistant", "content": said}] if messages else (), tools
+        if messages:
+            branch.messages, branch.tools = [*messages, {"role": "assistant", "content": said}], tools
         if stop is Stop.ABORTED:
             raise Aborted(f"{self.name}/{turn}", "the engine aborted the completion")
         return Answer(text=said, tokens=completion.tokens, stop=stop, turn=turn)

@@ -146,7 +146,7 @@ def test_case_54_code_that_swallows_its_cancellation_is_left_behind_after_the_gr
         return outcome, time.monotonic() - start, scheduler.num_running
 
     outcome, seconds, running = asyncio.run(timed())
-    assert seconds < 0.5
+    assert seconds < 1.0
     assert heard == ["cancelled"]
     assert outcome.failures[0]["boundary"] == "timeout"
     assert running == 0

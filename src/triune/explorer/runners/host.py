@@ -168,7 +168,7 @@ class Host:
         where = f"task {start.task.taskset}/{start.task.key}, rollout {start.name}"
         try:
             value = await self._call(start)
-            done = _returned(start, value, where)
+            done = _returned(start, value)
         except asyncio.CancelledError:
             done = Done(run=start.run)
         except Exception as error:
@@ -191,10 +191,10 @@ class Host:
             self._in_threads.discard(start.run)
 
 
-def _returned(start: Start, value: Any, where: str) -> Done:
+def _returned(start: Start, value: Any) -> Done:
     """What the workflow returned, converted where its types are known."""
     finished = Finished(session=_Named())  # type: ignore[arg-type]
-    read_result(value, finished, where)
+    read_result(value, finished, start.task, start.name)
     if finished.experiences is not None:
         rollout = finished.session.rollout
         group = Group(id=rollout.group, task=start.task, records=tuple(finished.experiences))
