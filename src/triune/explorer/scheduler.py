@@ -26,6 +26,7 @@ from triune.explorer.score import GroupScores, session_score
 from triune.explorer.seeds import group_seed
 from triune.explorer.session import Session, Shared
 from triune.explorer.threads import run_in_thread
+from triune.explorer.watchdog import Watchdog
 from triune.models.chat import ChatTokenizer
 from triune.ports import Engine, GroupOutcome, Refund, Sampling
 from triune.records import GroupId, Stop, Task
@@ -85,6 +86,7 @@ class Scheduler:
         self._runs: dict[GroupId, GroupRun] = {}
         self._room: deque[asyncio.Future[None]] = deque()
         self._failed: dict[tuple[str, str], int] = {}
+        self._watchdog = Watchdog()
 
     # ------------------------------------------------------------------------------------------------- port
 
@@ -99,7 +101,8 @@ class Scheduler:
         """
         loop = asyncio.get_running_loop()
         bound, name = self._workflows(task), str(group)
-        self._check_place(bound)
+        if not bound.is_ours:
+            self._check_place(bound)
         shared = Shared(
             engine=self._engine,
             tokenizer=self._tokenizer,
@@ -175,6 +178,7 @@ class Scheduler:
             self._clear(run)
             if not run.done.done():
                 run.done.cancel()
+        self._watchdog.stop()
         if self._runners is not None:
             await self._runners.close()
 
@@ -345,6 +349,9 @@ class Scheduler:
                 return not bound.is_ours and bound.spec is not None
 
     def _check_place(self, bound: BoundWorkflow) -> None:
+        """Refuse what a runner was asked for and cannot import; watch what runs beside the loop instead."""
+        if self._runners is None or not self._goes_to_runner(bound):
+            self._watchdog.start()
         if self._settings.runner == "process" and bound.spec is None:
             raise ConfigError(
                 "explorer.runner",

@@ -349,3 +349,21 @@ def test_errors_of_user_code_are_data_and_name_their_boundary():
         outcome = run_group(make_scheduler(workflow, retries=0), 1)
         assert outcome.failures[0]["boundary"] == boundary
         assert outcome.group is None
+
+
+def test_inline_code_that_blocks_the_loop_is_named_with_its_line(caplog):
+    async def rude(task, model):
+        time.sleep(1.6)  # the line that is named
+        return 1.0
+
+    scheduler = make_scheduler(rude)
+
+    async def one():
+        await scheduler.run(group_id(), task(), num=1)
+        await scheduler.close()
+
+    asyncio.run(one())
+    (said,) = [record.getMessage() for record in caplog.records]
+    line = next(n for n, text in enumerate(open(__file__), 1) if "the line that is named" in text)
+    assert f"test_explorer_scheduler.py:{line} in rude blocks the event loop" in said
+    assert "explorer.runner: process" in said
