@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from triune.errors import ConfigError
+from triune.errors import CheckpointError, ConfigError
 from triune.models import canonical_state
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
+
+log = logging.getLogger("triune.trainer")
 
 _SMALL = 20_000_000
 """Models below this many parameters compute in float32 on a CPU: they are bound by launches, not by products."""
@@ -55,6 +58,12 @@ class Policy:
         self.has_autocast = precision == "bfloat16" and parameters[0].dtype == torch.float32
         self.dtype = torch.bfloat16 if precision == "bfloat16" else parameters[0].dtype
         self.has_rounded_masters = any(value.dtype != torch.float32 for value in self.trainable.values())
+        if self.has_rounded_masters:
+            log.warning(
+                "the trained weights are %s: small updates round away and the loss floor rises; "
+                "use `model.dtype: float32` unless memory forbids it",
+                str(parameters[0].dtype).removeprefix("torch."),
+            )
         if self.device.type == "cpu":
             torch.set_float32_matmul_precision(float32_matmul)
         self._reference: Policy | None = None
@@ -103,6 +112,19 @@ class Policy:
             return
         assert self._reference is not None, "keep_reference was not called"
         yield self._reference
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take trained weights, as a checkpoint holds them.
+
+        Raises:
+            CheckpointError: They are another model's.
+        """
+        if weights.keys() != self.trainable.keys():
+            odd = sorted(weights.keys() ^ self.trainable.keys())[0]
+            raise CheckpointError("checkpoint", f"its weights differ from the model's, e.g. {odd}", "the same model")
+        with torch.no_grad():
+            for name, value in weights.items():
+                self.trainable[name].copy_(value)
 
     def state(self) -> dict[str, Tensor]:
         """Canonical tensors to publish: views of live weights, adapters merged."""

@@ -128,9 +128,9 @@ class Trainer:
             self.step += 1
             if self.step % self.every == 0:
                 await self._publish()
+            self.monitor.log(metrics, role="trainer", step=self.step)
             if self.settings.save_every and self.step % self.settings.save_every == 0:
                 await self.save()
-            self.monitor.log(metrics, role="trainer", step=self.step)
         if self._saved_step != self.step:
             await self.save()
         self.exit_reason = reason
@@ -303,15 +303,7 @@ class Trainer:
             )
 
     def _restore(self, path: Path, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any]) -> None:
-        mine = self.policy.trainable
-        if weights.keys() != mine.keys():
-            odd = sorted(weights.keys() ^ mine.keys())[0]
-            raise CheckpointError(
-                str(path), f"its weights differ from the model's, e.g. {odd}", "the model it was saved from"
-            )
-        with torch.no_grad():
-            for name, value in weights.items():
-                mine[name].copy_(value)
+        self.policy.load(weights)
         self._optimiser.load(optimiser)
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state.rng), dtype=torch.uint8))
         self.step = self._saved_step = state.step

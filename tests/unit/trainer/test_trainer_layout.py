@@ -106,9 +106,7 @@ def test_micro_batches_never_exceed_the_budget_and_never_cut_a_sequence():
 
 def test_mini_batches_never_cut_a_rollout_and_are_dealt_by_the_seed():
     group = sampled_group("t", size=6)
-    split = [
-        row.replace(id=type(row.id)(row.id.rollout, branch)) for row in group.experiences for branch in (0, 1, 2)
-    ]
+    split = [row.replace(id=type(row.id)(row.id.rollout, branch)) for row in group.experiences for branch in (0, 1, 2)]
     rows = build_rows(leases(group.with_records(split)))
     assert rows.num_rollouts == 6
     minis = plan_mini_batches(rows, 4, (1, 2))

@@ -51,7 +51,9 @@ def gradients(groups, spec, *, budget: int, policy=None, lay_out=None) -> tuple[
     algorithm, policy = algorithm_of(spec), policy or policy_of()
     if "ref_logprobs" in algorithm.needs:
         policy.keep_reference()
-    updater = Updater(policy, algorithm, Optimiser(policy.trainable, TrainerSettings()), TrainerSettings(), InlineLane())
+    updater = Updater(
+        policy, algorithm, Optimiser(policy.trainable, TrainerSettings()), TrainerSettings(), InlineLane()
+    )
     updater.optimiser.update = lambda step: _kept(policy)  # type: ignore[method-assign]
 
     async def go():
@@ -111,7 +113,7 @@ def test_case_20_what_stands_in_the_padding_does_not_change_the_gradient_by_a_bi
     def garbage(fill: int):
         def lay_out(batch):
             micro = pad_rows(batch.rows, np.arange(len(batch.rows)))
-            inside = torch.arange(micro.inputs.shape[1]) < torch.from_numpy(batch.rows.ends)[:, None] - 1
+            inside = torch.arange(micro.inputs.shape[1]) < torch.from_numpy(batch.rows.ends)[:, None]
             assert not inside.all()
             micro.inputs[~inside] = fill
             for stream in micro.batch.streams.values():
@@ -141,9 +143,7 @@ def test_case_05_log_probs_of_micro_batches_of_1_and_8_agree_within_1e_4_with_th
 
 def test_case_04_log_probs_with_and_without_gradient_agree_bit_for_bit(groups):
     policy = policy_of()
-    for micro in build_batch(
-        leases(groups), streams=(), mini_batches=1, budget=100, seed=(0,), device="cpu"
-    ).micros:
+    for micro in build_batch(leases(groups), streams=(), mini_batches=1, budget=100, seed=(0,), device="cpu").micros:
         with torch.no_grad():
             frozen, _ = policy.logprobs(micro)
         alive, _ = policy.logprobs(micro)
@@ -165,9 +165,7 @@ def test_recomputed_old_log_probs_make_the_first_ratio_exactly_one(groups):
     algorithm, policy = algorithm_of({"use": "grpo", "old_logprobs": "always"}), policy_of()
 
     async def go():
-        batch = build_batch(
-            leases(groups), streams=("advantages",), mini_batches=2, budget=60, seed=(0,), device="cpu"
-        )
+        batch = build_batch(leases(groups), streams=("advantages",), mini_batches=2, budget=60, seed=(0,), device="cpu")
         batch = await prepare(batch, policy, algorithm, InlineLane(), recomputes_old=True)
         for micro in batch.micros:
             logprobs, _ = policy.logprobs(micro)
