@@ -30,7 +30,7 @@ from async_model import SETTINGS, Setting
 
 from triune.buffer import BufferSettings, StoredBuffer, open_buffer
 from triune.explorer import Explorer, ExplorerSettings, Scheduler, bind_workflow
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.pipelines import Shaped
 from triune.ports import AdmissionRule, WeightUpdate
 from triune.records import Task

@@ -26,8 +26,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from triune import registry
 from triune.algorithms import Algorithm, Divider, MicroBatch, Progress
-from triune.models import resolve_model
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer, resolve_model
 from triune.pipelines import Pipeline
 from triune.records import Experience, ExperienceId, Group, GroupId, RolloutId, Stop, Task
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from triune.errors import TaskError
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.ports import AdmissionRule, Buffer, Monitor, TaskStream
 from triune.records import Experience, ExperienceId, Group, GroupId, RolloutId, Source, Task, Turn
 

@@ -52,8 +52,6 @@ def export(config: RunConfig, run_dir: Path, *, step: int | None, out: Path | No
     Raises:
         CheckpointError: There is no checkpoint of that step.
     """
-    import torch
-
     checkpoints = find_checkpoints(config, run_dir)
     steps = checkpoints.steps()
     chosen = (steps[-1] if steps else None) if step is None else step
@@ -63,9 +61,7 @@ def export(config: RunConfig, run_dir: Path, *, step: int | None, out: Path | No
         raise CheckpointError(str(checkpoints.folder), found, there)
     policy = load_policy(config)
     _, weights, _ = checkpoints.load(checkpoints.path(chosen))
-    with torch.no_grad():
-        for name, value in weights.items():
-            policy.trainable[name].copy_(value)
+    policy.load(weights)
     tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
     target = out if out is not None else run_dir / "export"
     return export_model(policy.model, target, tokenizer=tokenizer.hf, source_name=config.model.path)

@@ -15,7 +15,7 @@ from triune.explorer import Explorer, Scheduler, WaveGate
 from triune.explorer.demonstrations import Demonstrations
 from triune.explorer.runners import RunnerPool
 from triune.launcher.tasks import Tasks, workflow_finder
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.monitor import RunMonitor
 from triune.pipelines import Pipeline
 from triune.ports import AdmissionRule, Buffer, Engine, Lane, Rollouts, WeightChannel, WeightUpdate

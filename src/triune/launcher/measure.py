@@ -20,7 +20,7 @@ from triune.records import Task
 from triune.trainer import Checkpoints, read_state
 
 if TYPE_CHECKING:
-    from triune.models.chat import ChatTokenizer
+    from triune.models import ChatTokenizer
     from triune.trainer import Policy
 
 
@@ -83,12 +83,8 @@ async def _measure(
         updates.append(WeightUpdate(version=version, step=step, digest="", dtype="float32"))
 
     def load(step: int) -> dict[str, Any]:
-        import torch
-
         _, weights, _ = checkpoints.load(checkpoints.path(step))
-        with torch.no_grad():
-            for name, value in weights.items():
-                policy.trainable[name].copy_(value)
+        policy.load(weights)
         return {name: value.clone() for name, value in policy.state().items()}
 
     async def serve(update: WeightUpdate) -> None:

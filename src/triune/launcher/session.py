@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import os
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +24,13 @@ from triune.launcher.request import Request
 from triune.launcher.roles import run_roles
 from triune.launcher.tasks import Tasks, open_tasks
 from triune.launcher.trainer_side import TrainerSide, build_trainer_side, find_checkpoints
-from triune.models import export_model, resolve_model
+from triune.models import export_model, resolve_model, set_threads
 from triune.monitor import RunMonitor
 from triune.ports import WeightUpdate
 from triune.records import Group
 
 if TYPE_CHECKING:
-    from triune.models.chat import ChatTokenizer
+    from triune.models import ChatTokenizer
 
 JOIN_TIMEOUT_S = 120.0
 """How long an explorer waits for its trainer to open the run."""
@@ -82,7 +81,7 @@ class Session:
             RunFailed: A role failed.
         """
         config = self.config
-        await self.lane.run(_set_threads, len(self.request.roles))
+        await self.lane.run(set_threads, 1.0 if len(self.request.roles) > 1 else 0.5)
         tasks = self.tasks = open_tasks(config, workflow=self.request.workflow, reward=self.request.reward)
         tokenizer = self.tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
         buffer = self.buffer = open_buffer(
@@ -219,12 +218,3 @@ def _with_dtype(config: RunConfig, first: WeightUpdate) -> RunConfig:
         return config
     engine = dataclasses.replace(engine, dtype=first.dtype)
     return config.model_copy(update={"explorer": config.explorer.model_copy(update={"engine": engine})})
-
-
-def _set_threads(num_roles: int) -> None:
-    """All cores for a process that does everything, half of them where explorer and trainer share the host."""
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cores if num_roles > 1 else max(1, cores // 2))

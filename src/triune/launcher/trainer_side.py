@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from triune.config import RunConfig, config_hash
 from triune.launcher.tasks import Tasks
-from triune.models import load_model
+from triune.models import default_device, load_model
 from triune.monitor import RunMonitor
 from triune.ports import Buffer, Lane, WeightChannel
 from triune.trainer import Checkpoints
@@ -39,14 +39,12 @@ def find_checkpoints(config: RunConfig, folder: Path) -> Checkpoints:
 
 def load_policy(config: RunConfig) -> Policy:
     """The model in training; call it on the lane."""
-    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from triune.trainer import Policy
 
     disable_progress_bar()  # a bar per shard would break the console's lines
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(config.model, device, seed=config.seed)
+    model = load_model(config.model, default_device(), seed=config.seed)
     return Policy(model, precision=config.trainer.precision, float32_matmul=config.trainer.float32_matmul)
 
 

@@ -1,6 +1,8 @@
 """Models: where they are found, how they are loaded, named, fingerprinted and exported. torch only inside functions."""
 
+from triune.models.chat import ChatTokenizer, Prompt
 from triune.models.config import EndpointSettings, LoraSettings, ModelSettings
+from triune.models.device import default_device, set_threads
 from triune.models.digest import weight_digest
 from triune.models.export import export_model
 from triune.models.load import load_model, switch_off_dropout
@@ -8,14 +10,18 @@ from triune.models.source import ModelSource, resolve_model
 from triune.models.state import canonical_state
 
 __all__ = [
+    "ChatTokenizer",
     "EndpointSettings",
     "LoraSettings",
     "ModelSettings",
     "ModelSource",
+    "Prompt",
     "canonical_state",
+    "default_device",
     "export_model",
     "load_model",
     "resolve_model",
+    "set_threads",
     "switch_off_dropout",
     "weight_digest",
 ]

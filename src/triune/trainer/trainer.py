@@ -278,7 +278,7 @@ class Trainer:
     async def _resume(self, path: Path) -> None:
         state, weights, optimiser = await self.lane.run(self.checkpoints.load, path)
         self._check_identity(path, state)
-        await self.lane.run(self._restore, path, state, weights, optimiser)
+        await self.lane.run(self._restore, state, weights, optimiser)
         version = self.line[-1][0] if self.line else -1
         await self._reset_store(state.consumed, version=version, checkpoint=path.name)
         latest = await self.buffer.latest_version()
@@ -302,7 +302,7 @@ class Trainer:
                 str(path), "was written with another configuration", "the same one", "allow changes explicitly"
             )
 
-    def _restore(self, path: Path, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any]) -> None:
+    def _restore(self, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any]) -> None:
         self.policy.load(weights)
         self._optimiser.load(optimiser)
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state.rng), dtype=torch.uint8))

@@ -1,0 +1,26 @@
+"""Which device computes, and with how many threads."""
+
+from __future__ import annotations
+
+import os
+
+
+def default_device() -> str:
+    """`cuda` where torch sees a GPU, else `cpu`."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def set_threads(share: float) -> None:
+    """Give torch this share of the cores this process may use; `OMP_NUM_THREADS`, where set, stands above it.
+
+    Args:
+        share: 1 for a process that computes alone, less where several share the host: together they never ask for
+            more threads than there are cores.
+    """
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, int(cores * share)))
