@@ -119,6 +119,7 @@ def bench(
     endpoint: Annotated[
         str | None, typer.Option(help="Name under `models:` of an OpenAI-compatible endpoint to measure instead.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure all checkpoints of a run, or a model behind an endpoint, on the run's `eval.tasks`.
 
@@ -130,7 +131,7 @@ def bench(
     """
     from triune.cli.runs import bench as measure
 
-    measure(file, overrides, endpoint)
+    measure(file, overrides, endpoint, as_json)
 
 
 @app.command()

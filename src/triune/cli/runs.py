@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from triune.cli.closing import print_closing
+from triune.cli.screen import table
 from triune.config import RunConfig, load_config
 from triune.errors import ConfigError
 
@@ -28,10 +31,11 @@ def start(
         launcher.explore(config, config.run_dir)
         return
     begin = launcher.run if command == "run" else launcher.train
-    begin(config, config.run_dir, resume=resume, restart=restart, allow_changes=allow_changes)
+    summary = begin(config, config.run_dir, resume=resume, restart=restart, allow_changes=allow_changes)
+    print_closing(summary, config)
 
 
-def bench(file: str, overrides: list[str] | None, endpoint: str | None) -> None:
+def bench(file: str, overrides: list[str] | None, endpoint: str | None, as_json: bool) -> None:
     """Measure checkpoints or an endpoint.
 
     Raises:
@@ -45,7 +49,16 @@ def bench(file: str, overrides: list[str] | None, endpoint: str | None) -> None:
         raise ConfigError("--endpoint", f"no model is called {endpoint!r}", f"one under `models:` ({known})")
     from triune import launcher
 
-    launcher.bench(config, config.run_dir, endpoint=endpoint)
+    rows = launcher.bench(config, config.run_dir, endpoint=endpoint)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table("", names, [tuple(_cell(row.get(name)) for name in names) for row in rows])
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def export(run: str, step: int | None, out: Path | None) -> None:

@@ -11,6 +11,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     if not sys.stdout.isatty():
         if title:
             print(title)
+        elif any(columns):
+            print("\t".join(columns))
         for row in rows:
             print("\t".join(row))
         return

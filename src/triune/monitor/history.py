@@ -34,7 +34,7 @@ def surviving_rows(path: Path) -> list[dict[str, object]]:
 
 def past_steps(path: Path, until: int) -> Iterator[tuple[int, Mapping[str, float]]]:
     """Merged metrics of the steps up to `until` on the surviving line, and evaluations as they were logged."""
-    merger = StepMerger()
+    merger = StepMerger(("explorer", "trainer"))
     for row in surviving_rows(path):
         step, role = _step(row), str(row.get("role"))
         if step > until or role == "monitor":
@@ -47,9 +47,8 @@ def past_steps(path: Path, until: int) -> Iterator[tuple[int, Mapping[str, float
         if role == "eval":
             yield step, metrics
             continue
-        done = merger.add(role, step, metrics)
-        if done:
-            yield done
+        yield from merger.add(role, step, metrics)
+    yield from merger.rest()
 
 
 def _step(row: Mapping[str, object]) -> int:

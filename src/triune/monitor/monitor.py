@@ -35,7 +35,7 @@ class RunMonitor:
     def __init__(self, settings: MonitorSettings, info: RunInfo, *, clock: Clock = time.monotonic) -> None:
         self.settings, self.info = settings, info
         self.notes: list[str] = []
-        self._stages, self._waits, self._steps = Stages(clock), Waits(clock), StepMerger()
+        self._stages, self._waits, self._steps = Stages(clock), Waits(clock), StepMerger(info.roles)
         self._series: dict[str, Series] = {}
         self._sinks: dict[str, OpenSink] = {}
         self._alarm_states: list[tuple[str, Any, dict[str, float], bool]] = [
@@ -95,9 +95,8 @@ class RunMonitor:
         if self._beat is not None:
             self._beat.join(timeout=5)
         with self._lock:
-            rest = self._steps.rest()
-            if rest:
-                self._step_done(*rest)
+            for done in self._steps.rest():
+                self._step_done(*done)
             for name, sink in list(self._sinks.items()):
                 try:
                     sink.close()
@@ -158,8 +157,9 @@ class RunMonitor:
             if role == "eval":
                 self._evaluated = row_metrics
                 self._follow(step, row_metrics)
-            elif done := self._steps.add(role, step, row_metrics):
-                self._step_done(*done)
+            else:
+                for done in self._steps.add(role, step, row_metrics):
+                    self._step_done(*done)
         if role == "trainer":
             self.raise_if_stopped()
 

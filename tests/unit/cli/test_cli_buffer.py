@@ -7,6 +7,7 @@ import pytest
 from test_cli_commands import RUN, triune
 
 from triune.buffer import open_buffer
+from triune.cli.closing import WIDTH, first_and_last_rollout, side_by_side
 from triune.config import load_config, save_resolved
 from triune.ports import AdmissionRule
 from triune.records import Task
@@ -77,6 +78,15 @@ def test_export_writes_jsonl_and_parquet(capsys, run, tmp_path):
     rows = parquet.read_table(tmp_path / "all.parquet").to_pylist()
     assert sorted(row["reward"] for row in rows) == [0.0, 0.0, 0.0, 1.0]
     assert all(len(row["tokens"]) == len(row["action_mask"]) for row in rows)
+
+
+def test_a_rollout_before_and_one_after_stand_side_by_side(run):
+    config = load_config("first.yaml")
+    pair = first_and_last_rollout(config, config.run_dir)
+    lines = side_by_side(*pair)
+    assert lines[0].startswith("before: version")
+    assert lines[1].split() == ["assistant:", "answer", "0"] * 2
+    assert lines[0].index("after:") == WIDTH + 2
 
 
 def test_export_refuses_a_name_whose_format_it_cannot_tell(capsys, run):

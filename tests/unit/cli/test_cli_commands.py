@@ -95,6 +95,21 @@ def test_a_usage_error_exits_with_2(capsys):
     assert triune(capsys, "runn", "x")[0] == 2
 
 
+SUMMARY = {
+    "status": "finished",
+    "exit_reason": "60 steps done",
+    "seconds": 3.0,
+    "metrics": {
+        "reward": {"first": 0.4, "last": 0.9, "first_step": 1, "last_step": 60},
+        "eval/held_out/mean@1": {"first": 0.41, "last": 0.92, "first_step": 0, "last_step": 60},
+        "eval/held_out/mean@1/low": {"first": 0.35, "last": 0.88, "first_step": 0, "last_step": 60},
+        "eval/held_out/mean@1/high": {"first": 0.47, "last": 0.95, "first_step": 0, "last_step": 60},
+    },
+    "curve": "runs/first/curve.png",
+    "export": "runs/first/export",
+}
+
+
 class FakeLauncher:
     def __init__(self, error=None):
         self.error, self.calls = error, []
@@ -104,6 +119,7 @@ class FakeLauncher:
             self.calls.append((name, arguments, options))
             if self.error is not None:
                 raise self.error
+            return SUMMARY
 
         return call
 
@@ -123,6 +139,14 @@ def test_run_hands_the_configuration_and_the_folder_to_the_launcher(capsys, file
     ((name, (config, folder), options),) = launcher.calls
     assert (name, config.seed, str(folder)) == ("run", 4, "runs/first")
     assert options == {"resume": True, "restart": False, "allow_changes": False}
+
+
+def test_a_finished_run_says_what_it_reached_and_where_it_is(capsys, file, launcher):
+    out = triune(capsys, "run", file)[1]
+    assert "reward                  0.400 → 0.900   (step 1 → 60)" in out
+    assert "eval/held_out/mean@1    0.410 [0.350, 0.470] → 0.920 [0.880, 0.950]   (step 0 → 60)" in out
+    assert "runs/first/curve.png" in out
+    assert "runs/first/export" in out
 
 
 def test_case_53_a_failed_component_ends_with_its_cause_and_a_non_zero_exit(capsys, file, launcher):

@@ -12,6 +12,7 @@ import pytest
 from triune.errors import TrainingError
 from triune.monitor import MonitorSettings, RunInfo, RunMonitor
 from triune.monitor.series import Series
+from triune.monitor.steps import StepMerger
 
 
 class FakeClock:
@@ -122,6 +123,19 @@ def test_case_53_a_failed_run_says_so_in_its_summary_with_the_four_parts(tmp_pat
         "a number",
         "lower the rate",
     )
+
+
+def test_the_explorers_row_that_follows_the_trainers_belongs_to_the_same_step(tmp_path):
+    merger = StepMerger(("explorer", "trainer"))
+    assert merger.add("trainer", 1, {"loss": 1.0}) == []
+    assert merger.add("explorer", 1, {"reward": 0.25, "time/swap_s": 2.0}) == [
+        (1, {"reward": 0.25, "time/swap_s": 2.0, "loss": 1.0})
+    ]
+    assert merger.add("trainer", 2, {"loss": 2.0}) == []
+    assert merger.add("trainer", 3, {"loss": 3.0}) == [(2, {"loss": 2.0}), (3, {"loss": 3.0})]
+    assert merger.add("explorer", 4, {"reward": 0.5}) == []
+    assert merger.add("trainer", 4, {"loss": 4.0}) == []
+    assert merger.rest() == [(4, {"reward": 0.5, "loss": 4.0})]
 
 
 def test_an_explore_only_run_completes_a_step_when_the_version_moves_on(tmp_path):
