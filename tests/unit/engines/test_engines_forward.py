@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from conftest import at, generate_all, hf_logprobs, make_engine, prompts, tiny_model
+from tiny_engines import at, generate_all, hf_logprobs, make_engine, prompts, run, tiny_model
 
 from triune.explorer.engines._layout import why_generic
 from triune.ports import GenerateRequest, Sampling
@@ -51,7 +51,7 @@ GENERIC = [
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES, ids=lambda value: str(value)[:40])
-def test_fast_path_agrees_with_hugging_face_in_fp32(family, options, run):
+def test_fast_path_agrees_with_hugging_face_in_fp32(family, options):
     model = tiny_model(family, **options)
 
     async def check():
@@ -67,7 +67,7 @@ def test_fast_path_agrees_with_hugging_face_in_fp32(family, options, run):
 
 
 @pytest.mark.parametrize(("family", "options"), GENERIC, ids=lambda value: str(value)[:40])
-def test_generic_path_serves_other_architectures(family, options, run):
+def test_generic_path_serves_other_architectures(family, options):
     model = tiny_model(family, **options)
 
     async def check():
@@ -81,7 +81,7 @@ def test_generic_path_serves_other_architectures(family, options, run):
     run(check())
 
 
-def test_recurrent_models_are_recomputed(run):
+def test_recurrent_models_are_recomputed():
     model = tiny_model(
         "mamba", hidden_size=16, state_size=4, num_hidden_layers=2, vocab_size=50, intermediate_size=32, vocab=50
     )
@@ -97,7 +97,7 @@ def test_recurrent_models_are_recomputed(run):
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
-def test_case_01_logprobs_are_of_the_temperature_that_sampled(temperature, run):
+def test_case_01_logprobs_are_of_the_temperature_that_sampled(temperature):
     model = tiny_model()
 
     async def check():
@@ -114,7 +114,7 @@ def test_case_01_logprobs_are_of_the_temperature_that_sampled(temperature, run):
     run(check())
 
 
-def test_case_05_one_by_one_or_together_gives_the_same_logprobs(run):
+def test_case_05_one_by_one_or_together_gives_the_same_logprobs():
     model = tiny_model()
 
     async def check():
@@ -131,7 +131,7 @@ def test_case_05_one_by_one_or_together_gives_the_same_logprobs(run):
 
 
 @pytest.mark.parametrize("fast_path", ["auto", "never"])
-def test_case_14_prompts_of_any_length_share_a_batch(fast_path, run):
+def test_case_14_prompts_of_any_length_share_a_batch(fast_path):
     """Wherever padding goes, greedy tokens are those of each prompt alone through Hugging Face."""
     model = tiny_model(vocab=120)
 
@@ -145,7 +145,7 @@ def test_case_14_prompts_of_any_length_share_a_batch(fast_path, run):
     run(check())
 
 
-def test_requests_may_come_and_go_while_others_decode(run):
+def test_requests_may_come_and_go_while_others_decode():
     """Rows are reused, moved and grown; nobody's cache is mixed up with another's."""
     model = tiny_model()
 
@@ -170,7 +170,7 @@ def test_requests_may_come_and_go_while_others_decode(run):
     run(check())
 
 
-def test_bfloat16_is_close_to_hugging_face_in_bfloat16(run):
+def test_bfloat16_is_close_to_hugging_face_in_bfloat16():
     model = tiny_model(initializer_range=0.1)
 
     async def check():

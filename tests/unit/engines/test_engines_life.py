@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from conftest import at, generate_all, hf_logprobs, make_engine, prompts, tiny_model, update_of
+from tiny_engines import at, generate_all, hf_logprobs, make_engine, prompts, run, tiny_model, update_of
 
 from triune.errors import EngineError, StaleWeightsError
 from triune.explorer.engines.embedded import EmbeddedEngine
@@ -31,7 +31,7 @@ async def running(engine: EmbeddedEngine, tokens: int = 3) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_end_tokens_end_an_answer_and_are_part_of_it(run):
+def test_end_tokens_end_an_answer_and_are_part_of_it():
     model = tiny_model(eos_token_id=[1, 5], vocab=12)
 
     async def check():
@@ -48,7 +48,7 @@ def test_end_tokens_end_an_answer_and_are_part_of_it(run):
     run(check())
 
 
-def test_case_12_the_sampled_stop_token_is_kept_with_its_logprob(run):
+def test_case_12_the_sampled_stop_token_is_kept_with_its_logprob():
     model = tiny_model()
 
     async def check():
@@ -64,7 +64,7 @@ def test_case_12_the_sampled_stop_token_is_kept_with_its_logprob(run):
     run(check())
 
 
-def test_stop_strings_end_where_their_last_byte_was_sampled(run):
+def test_stop_strings_end_where_their_last_byte_was_sampled():
     model = tiny_model(vocab=259)
 
     async def check():
@@ -84,7 +84,7 @@ def test_stop_strings_end_where_their_last_byte_was_sampled(run):
     run(check())
 
 
-def test_case_60_every_way_of_being_cut_says_so(run):
+def test_case_60_every_way_of_being_cut_says_so():
     """max_tokens, positions and abort are three stops, on the fast and on the generic path."""
     model = tiny_model(max_position_embeddings=40)
 
@@ -102,7 +102,7 @@ def test_case_60_every_way_of_being_cut_says_so(run):
     run(check("never"))
 
 
-def test_case_47_an_aborted_answer_says_so_and_keeps_what_it_has(run):
+def test_case_47_an_aborted_answer_says_so_and_keeps_what_it_has():
     model = tiny_model()
 
     async def check():
@@ -129,7 +129,7 @@ def test_case_47_an_aborted_answer_says_so_and_keeps_what_it_has(run):
     run(check())
 
 
-def test_cancelling_the_caller_frees_the_slot(run):
+def test_cancelling_the_caller_frees_the_slot():
     model = tiny_model()
 
     async def check():
@@ -148,7 +148,7 @@ def test_cancelling_the_caller_frees_the_slot(run):
     run(check())
 
 
-def test_a_pause_holds_requests_and_a_resume_lets_them_go_on(run):
+def test_a_pause_holds_requests_and_a_resume_lets_them_go_on():
     model = tiny_model()
 
     async def check():
@@ -170,7 +170,7 @@ def test_a_pause_holds_requests_and_a_resume_lets_them_go_on(run):
 
 
 @pytest.mark.parametrize("fast_path", ["auto", "never"])
-def test_a_swap_under_running_requests_stamps_every_token_with_its_weights(fast_path, run):
+def test_a_swap_under_running_requests_stamps_every_token_with_its_weights(fast_path):
     old, new = tiny_model(seed=0), tiny_model(seed=1)
 
     async def check():
@@ -199,7 +199,7 @@ def test_a_swap_under_running_requests_stamps_every_token_with_its_weights(fast_
     run(check())
 
 
-def test_keeping_the_cache_over_a_swap_is_declared_and_counted(run):
+def test_keeping_the_cache_over_a_swap_is_declared_and_counted():
     old, new = tiny_model(seed=0), tiny_model(seed=1)
 
     async def check():
@@ -222,7 +222,7 @@ def test_keeping_the_cache_over_a_swap_is_declared_and_counted(run):
     run(check())
 
 
-def test_case_06_weights_that_are_not_the_published_ones_are_refused(run):
+def test_case_06_weights_that_are_not_the_published_ones_are_refused():
     model = tiny_model()
 
     async def check():
@@ -242,7 +242,7 @@ def test_case_06_weights_that_are_not_the_published_ones_are_refused(run):
 
 
 @pytest.mark.parametrize("fast_path", ["auto", "never"])
-def test_case_06_an_engine_that_goes_on_with_old_weights_is_caught_by_the_probe(fast_path, run):
+def test_case_06_an_engine_that_goes_on_with_old_weights_is_caught_by_the_probe(fast_path):
     model = tiny_model()
 
     async def check():
@@ -258,7 +258,7 @@ def test_case_06_an_engine_that_goes_on_with_old_weights_is_caught_by_the_probe(
     run(check())
 
 
-def test_case_06_no_prefix_outlives_the_weights_that_filled_it(run):
+def test_case_06_no_prefix_outlives_the_weights_that_filled_it():
     old, new = tiny_model(seed=0), tiny_model(seed=1)
 
     async def check():
@@ -276,7 +276,7 @@ def test_case_06_no_prefix_outlives_the_weights_that_filled_it(run):
     run(check())
 
 
-def test_the_engine_owns_its_weights(run):
+def test_the_engine_owns_its_weights():
     """What the trainer changes in place afterwards does not change what is served."""
     model = tiny_model()
 
@@ -292,7 +292,7 @@ def test_the_engine_owns_its_weights(run):
     run(check())
 
 
-def test_weights_with_a_missing_tensor_are_refused_by_name(run):
+def test_weights_with_a_missing_tensor_are_refused_by_name():
     model = tiny_model()
 
     async def check(fast_path: str):
@@ -307,7 +307,7 @@ def test_weights_with_a_missing_tensor_are_refused_by_name(run):
     run(check("never"))
 
 
-def test_a_closed_engine_fails_what_was_running(run):
+def test_a_closed_engine_fails_what_was_running():
     model = tiny_model()
 
     async def check():
@@ -324,7 +324,7 @@ def test_a_closed_engine_fails_what_was_running(run):
     run(check())
 
 
-def test_what_can_never_be_decoded_is_refused_at_once(run):
+def test_what_can_never_be_decoded_is_refused_at_once():
     model = tiny_model(max_position_embeddings=40)
     one = np.array([3], dtype=np.int32)
     cases = [
@@ -352,7 +352,7 @@ def test_what_can_never_be_decoded_is_refused_at_once(run):
     run(check())
 
 
-def test_without_weights_nothing_is_sampled_or_scored(run):
+def test_without_weights_nothing_is_sampled_or_scored():
     async def check():
         engine = EmbeddedEngine(tiny_model().config, None, InlineLane())
         assert engine.version == -1
@@ -364,7 +364,7 @@ def test_without_weights_nothing_is_sampled_or_scored(run):
     run(check())
 
 
-def test_the_cache_stays_within_its_bytes_and_everybody_is_served(run):
+def test_the_cache_stays_within_its_bytes_and_everybody_is_served():
     model = tiny_model()
 
     async def check():

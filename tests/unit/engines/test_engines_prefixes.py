@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from conftest import at, hf_logprobs, make_engine, prompts, tiny_model
+from tiny_engines import at, hf_logprobs, make_engine, prompts, run, tiny_model
 
 from triune.ports import GenerateRequest, Sampling
 
@@ -21,7 +21,7 @@ def group(prompt, name: str, size: int, prefix: str) -> list[GenerateRequest]:
 
 
 @pytest.mark.parametrize("fast_path", ["auto", "never"])
-def test_a_group_runs_its_prompt_once_and_gets_the_same_answers(fast_path, run):
+def test_a_group_runs_its_prompt_once_and_gets_the_same_answers(fast_path):
     model = tiny_model()
 
     async def check():
@@ -41,7 +41,7 @@ def test_a_group_runs_its_prompt_once_and_gets_the_same_answers(fast_path, run):
     run(check())
 
 
-def test_members_that_come_later_copy_the_prompt_of_those_before(run):
+def test_members_that_come_later_copy_the_prompt_of_those_before():
     model = tiny_model()
 
     async def check():
@@ -60,7 +60,7 @@ def test_members_that_come_later_copy_the_prompt_of_those_before(run):
     run(check())
 
 
-def test_other_prompts_under_the_same_prefix_name_are_not_confused(run):
+def test_other_prompts_under_the_same_prefix_name_are_not_confused():
     model = tiny_model()
 
     async def check():
@@ -75,7 +75,7 @@ def test_other_prompts_under_the_same_prefix_name_are_not_confused(run):
     run(check())
 
 
-def test_a_next_turn_goes_on_from_the_cache_of_the_last(run):
+def test_a_next_turn_goes_on_from_the_cache_of_the_last():
     model = tiny_model()
 
     async def check():
@@ -100,7 +100,7 @@ def test_a_next_turn_goes_on_from_the_cache_of_the_last(run):
     run(check())
 
 
-def test_a_next_turn_that_rewrites_the_past_starts_anew(run):
+def test_a_next_turn_that_rewrites_the_past_starts_anew():
     model = tiny_model()
 
     async def check():
@@ -117,7 +117,7 @@ def test_a_next_turn_that_rewrites_the_past_starts_anew(run):
     run(check())
 
 
-def test_the_same_batch_gives_the_same_answers_twice(run):
+def test_the_same_batch_gives_the_same_answers_twice():
     model = tiny_model()
 
     async def check():

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from conftest import at, generate_all, hf_logprobs, make_engine, prompts, tiny_model
+from tiny_engines import at, generate_all, hf_logprobs, make_engine, prompts, run, tiny_model
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -51,7 +51,7 @@ def warped(logits: torch.Tensor, how: dict[str, float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("how", TRUNCATIONS, ids=str)
-def test_case_02_truncated_logprobs_are_of_the_surviving_set_and_raw_ones_stand_beside(how, run):
+def test_case_02_truncated_logprobs_are_of_the_surviving_set_and_raw_ones_stand_beside(how):
     model = tiny_model()
 
     async def check():
@@ -69,7 +69,7 @@ def test_case_02_truncated_logprobs_are_of_the_surviving_set_and_raw_ones_stand_
     run(check())
 
 
-def test_rows_that_truncate_and_rows_that_do_not_share_a_step(run):
+def test_rows_that_truncate_and_rows_that_do_not_share_a_step():
     model = tiny_model()
 
     async def check():
@@ -122,7 +122,7 @@ def test_the_ends_of_the_distribution_never_give_an_impossible_token(uniform, vo
     np.testing.assert_allclose(chosen.logprobs, np.log(1 / (1 + np.exp(1.0 if uniform == 0.0 else -1.0))), rtol=1e-5)
 
 
-def test_case_09_seeds_decide_and_the_batch_does_not(run):
+def test_case_09_seeds_decide_and_the_batch_does_not():
     model = tiny_model()
 
     async def check():
@@ -154,7 +154,7 @@ def test_uniforms_are_uniform_and_neighbouring_seeds_do_not_share_numbers():
     assert ((counts - 3000) ** 2 / 3000).sum() < 45
 
 
-def test_logits_that_are_not_finite_fail_the_requests_and_not_the_engine(run):
+def test_logits_that_are_not_finite_fail_the_requests_and_not_the_engine():
     model = tiny_model()
 
     async def check():

@@ -249,20 +249,29 @@ class Batcher:
             self.prefixes.move(source, target)
         self.rows.move(sources, targets)
 
-    def abort(self, ids: set[str] | None, silent: bool = False) -> list[tuple[Job, Completion]]:
-        """End requests, waiting ones too, with what they have; `silent` when nobody wants the completions."""
+    def abort(self, ids: set[str] | None) -> list[tuple[Job, Completion]]:
+        """End these requests (all, when None), waiting ones too, with what they have."""
+        ended = self._remove(lambda job: ids is None or job.request.id in ids)
+        self._count("aborted", len(ended))
+        return ended
+
+    def drop(self, jobs: list[Job]) -> None:
+        """Free the rows of jobs whose callers are gone; their ids may already be in use again."""
+        gone = {id(job) for job in jobs}
+        self._count("cancelled", len(self._remove(lambda job: id(job) in gone)))
+
+    def _remove(self, is_meant: Callable[[Job], bool]) -> list[tuple[Job, Completion]]:
         ended = []
         for row in self.rows.live.tolist():
             job = self.rows.jobs[row]
-            if job is not None and (ids is None or job.request.id in ids):
+            if job is not None and is_meant(job):
                 ended.append(self._end(row, Stop.ABORTED))
         for _ in range(len(self.inbox)):
             job = self.inbox.popleft()
-            if ids is None or job.request.id in ids:
+            if is_meant(job):
                 ended.append((job, _nothing()))
             else:
                 self.inbox.append(job)
-        self._count("cancelled" if silent else "aborted", len(ended))
         return ended
 
     @torch.inference_mode()

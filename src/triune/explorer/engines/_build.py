@@ -14,8 +14,7 @@ from triune.explorer.engines._decoder import Decoder
 from triune.explorer.engines._fast import FastDecoder
 from triune.explorer.engines._generic import CachedDecoder, RecomputeDecoder, keeps_plain_cache
 from triune.explorer.engines._layout import why_generic
-from triune.explorer.engines._linear import has_fast_bfloat16
-from triune.models import resolve_model
+from triune.models import has_fast_bfloat16, resolve_model
 
 if TYPE_CHECKING:
     from triune.explorer.engines.embedded import Embedded

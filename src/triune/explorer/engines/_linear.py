@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import linear
 
+from triune.models import has_fast_bfloat16
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,11 +36,6 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         return linear(x, owned, owned_bias)
 
     return plain
-
-
-def has_fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware; without, bf16 is emulated and slower than fp32."""
-    return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
 
 
 def _reduced_is_faster() -> bool:

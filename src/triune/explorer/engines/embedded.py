@@ -110,7 +110,7 @@ class EmbeddedEngine:
             has_text=tokenizer is not None,
         )
         self._ids: set[str] = set()
-        self._gone: set[str] = set()
+        self._gone: list[Job] = []
         self._task: asyncio.Task[None] | None = None
         self._wake: asyncio.Event | None = None
         self._is_paused = self._is_closed = False
@@ -145,13 +145,14 @@ class EmbeddedEngine:
         """
         self._check(request)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._batcher.inbox.append(Job(request, self._intake.form(request), future))
+        job = Job(request, self._intake.form(request), future)
+        self._batcher.inbox.append(job)
         self._ids.add(request.id)
         self._ring()
         try:
             return await future
         except asyncio.CancelledError:
-            self._gone.add(request.id)
+            self._gone.append(job)
             self._ring()
             raise
         finally:
@@ -258,8 +259,8 @@ class EmbeddedEngine:
         while True:
             await asyncio.sleep(0)  # whoever submits in this turn of the loop gets in
             if self._gone:
-                gone, self._gone = self._gone, set()
-                await self._lane.run(self._batcher.abort, gone, True)
+                gone, self._gone = self._gone, []
+                await self._lane.run(self._batcher.drop, gone)
             elif self._is_paused or not self._batcher.has_work:
                 self._wake.clear()
                 await self._wake.wait()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
-import pytest
 import torch
 
 from triune.explorer.engines.embedded import Embedded, EmbeddedEngine
 from triune.models import canonical_state, weight_digest
 from triune.ports import Completion, GenerateRequest, Sampling, WeightUpdate
 from triune.testing.lanes import InlineLane
+
+T = TypeVar("T")
 
 
 def tiny_model(family: str = "llama", *, tied: bool = True, seed: int = 0, vocab: int = 300, **options: Any) -> Any:
@@ -90,6 +91,6 @@ async def generate_all(engine: EmbeddedEngine, asked: list[np.ndarray], **sampli
     return list(await asyncio.gather(*map(engine.generate, requests)))
 
 
-@pytest.fixture
-def run() -> Callable[[Awaitable[Any]], Any]:
-    return lambda work: asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test's coroutine; a hang is a failure."""
+    return asyncio.run(asyncio.wait_for(work, 60))
