@@ -2,7 +2,7 @@
 
 from triune.models.chat import ChatTokenizer, Prompt
 from triune.models.config import EndpointSettings, LoraSettings, ModelSettings
-from triune.models.device import default_device, set_threads
+from triune.models.device import default_device, has_fast_bfloat16, set_threads
 from triune.models.digest import weight_digest
 from triune.models.export import export_model
 from triune.models.load import load_model, switch_off_dropout
@@ -19,6 +19,7 @@ __all__ = [
     "canonical_state",
     "default_device",
     "export_model",
+    "has_fast_bfloat16",
     "load_model",
     "resolve_model",
     "set_threads",

@@ -24,3 +24,10 @@ def set_threads(share: float) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, int(cores * share)))
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bf16 in hardware; without, bf16 is emulated and several times slower than fp32."""
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())

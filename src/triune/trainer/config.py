@@ -50,8 +50,8 @@ class TrainerSettings(Settings):
     """Gradients with a larger norm are scaled down to it."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What matrix products compute in. `bfloat16` is autocast over float32 masters; `auto` takes it on a GPU and for
-    models above 20M parameters."""
+    """What matrix products compute in. `bfloat16` is autocast over float32 masters; `auto` takes it on a GPU and, on
+    a CPU that multiplies bfloat16 in hardware, for models above 20M parameters."""
 
     float32_matmul: Literal["medium", "high", "highest"] = "medium"
     """Inner precision of float32 matrix products on a CPU; `medium` is about five times faster than `highest`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triune.errors import CheckpointError, ConfigError
-from triune.models import canonical_state
+from triune.models import canonical_state, has_fast_bfloat16
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
 
@@ -53,8 +53,8 @@ class Policy:
         self.num_parameters = sum(parameter.numel() for parameter in parameters)
         self.trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
         if precision == "auto":
-            large = self.device.type != "cpu" or self.num_parameters > _SMALL
-            precision = "bfloat16" if large else "float32"
+            pays = self.device.type != "cpu" or (self.num_parameters > _SMALL and has_fast_bfloat16())
+            precision = "bfloat16" if pays else "float32"
         self.has_autocast = precision == "bfloat16" and parameters[0].dtype == torch.float32
         self.dtype = torch.bfloat16 if precision == "bfloat16" else parameters[0].dtype
         self.has_rounded_masters = any(value.dtype != torch.float32 for value in self.trainable.values())
@@ -88,11 +88,21 @@ class Policy:
         """
         cast = torch.autocast(self.device.type, torch.bfloat16) if self.has_autocast else nullcontext()
         with cast:
-            hidden = self._body(input_ids=micro.inputs, use_cache=False).last_hidden_state
+            hidden = self._body(
+                input_ids=micro.inputs,
+                position_ids=micro.positions,
+                attention_mask=None if micro.allowed is None else self._additive(micro.allowed),
+                use_cache=False,
+            ).last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, micro.before).to(self.dtype)
         targets = micro.batch.tokens.reshape(-1)[micro.chosen]
         logprobs, entropies = chosen_logprobs(chosen, self._head.weight, targets, micro.temperature, entropy=entropy)
         return _spread(logprobs, micro), None if entropies is None else _spread(entropies, micro)
+
+    def _additive(self, allowed: Tensor) -> Tensor:
+        """[R, 1, W, W] to add to attention scores: what every attention of Transformers takes as it is."""
+        mask = torch.zeros(allowed.shape, dtype=self.dtype, device=allowed.device)
+        return mask.masked_fill_(~allowed, torch.finfo(self.dtype).min).unsqueeze(1)
 
     def keep_reference(self) -> None:
         """Freeze the present weights as the reference policy; under an adapter that is the base with it off."""
