@@ -9,7 +9,7 @@ import msgspec
 
 from triune.buffer.database import Database
 from triune.buffer.entries import MAIN, Entries, make_parcel, operators_of
-from triune.buffer.overlay import apply_patch, check_patch, patched_members
+from triune.buffer.patch import apply_patch, check_patch, patched_members
 from triune.buffer.runs import Incarnation, Runs
 from triune.failpoints import failpoint
 from triune.ports import EntryState, Refund

@@ -34,8 +34,8 @@ _NONE_EXPECTED = {
         "(SELECT 1 FROM revisions r WHERE r.entry = e.seq AND r.revision = e.revision)"
     ),
     "put admissions without an entry": (
-        "SELECT count(*) FROM admissions a WHERE a.state = 'put' "
-        "AND NOT EXISTS (SELECT 1 FROM entries e WHERE e.admission = a.seq)"
+        "SELECT count(*) FROM admissions WHERE state = 'put' "
+        "AND seq NOT IN (SELECT admission FROM entries WHERE admission IS NOT NULL)"
     ),
     "slots held by entries that ended untrained": (
         "SELECT count(*) FROM admissions a JOIN entries e ON e.admission = a.seq WHERE a.state != 'refunded' "

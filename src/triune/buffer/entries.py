@@ -10,9 +10,9 @@ import msgspec
 
 from triune.buffer.database import Database
 from triune.buffer.ledger import AdmissionLedger
-from triune.buffer.overlay import apply_overlay, encode_overlay
+from triune.buffer.overlay import UNSUMMED, apply_overlay, compare, encode_overlay
 from triune.buffer.runs import Incarnation, Runs
-from triune.buffer.summary import Summary, summarise, summarise_shaped
+from triune.buffer.summary import Summary, check_streams, summarise
 from triune.errors import StoreError
 from triune.failpoints import failpoint
 from triune.ports import EntryInfo, EntryState, Refund
@@ -69,9 +69,15 @@ def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
 
 def encode_revision(raw: Group, shaped: Group, of_raw: Summary) -> tuple[bytes, bool, Summary]:
     """A revision's bytes, whether they are a whole group, and what the store needs to know of it."""
-    summary = summarise_shaped(shaped, raw, of_raw)._replace(attempts=of_raw.attempts)
-    overlay = encode_overlay(raw, shaped)
-    return (encode_group(shaped), True, summary) if overlay is None else (overlay, False, summary)
+    difference = compare(raw, shaped)
+    if difference is None:
+        return encode_group(shaped), True, summarise(shaped)._replace(attempts=of_raw.attempts)
+    if difference.names <= UNSUMMED and len(shaped) == len(raw):
+        check_streams(shaped.experiences)
+        summary = of_raw
+    else:
+        summary = summarise(shaped)._replace(attempts=of_raw.attempts)
+    return encode_overlay(raw, shaped, difference), False, summary
 
 
 def operators_of(group: Group) -> tuple[str, ...]:
@@ -96,7 +102,7 @@ class Entries:
     ) -> tuple[str, bool]:
         """Store a closed group; its id, and whether it is new (a repeated or late put changes nothing)."""
         self.runs.check(who)
-        admission = self.ledger.find(parcel.id) if parcel.id.run == who.run else None
+        admission = self.ledger.close(parcel.id) if parcel.id.run == who.run else None
         scope = who.run if buffer == MAIN else ""
         state, reason = self._first_state(parcel, dropped_by)
         seq = self._insert(parcel, who.epoch, admission, scope, buffer, state, reason, deadline_s)
@@ -105,7 +111,6 @@ class Entries:
             return str(parcel.id), False
         failpoint("buffer.put.inside")
         if admission is not None and admission[1] == "open":
-            self.ledger.close(admission[0])
             self.db.touched.add("slots")
             if dropped_by:
                 self.ledger.refund(who.run, admission[0], Refund.DROPPED.value)
@@ -161,9 +166,14 @@ class Entries:
         )
         if row is None:
             return None
-        self.db.execute("INSERT INTO revisions VALUES (?, 0, 1, '[]', ?)", (row[0], parcel.raw))
-        if parcel.shaped is not None:
-            self._add_blob(row[0], 1, parcel.is_whole, parcel.operators, parcel.shaped)
+        seq = row[0]
+        if parcel.shaped is None:
+            self.db.execute("INSERT INTO revisions VALUES (?, 0, 1, '[]', ?)", (seq, parcel.raw))
+        else:
+            self.db.execute(
+                "INSERT INTO revisions VALUES (?, 0, 1, '[]', ?), (?, 1, ?, ?, ?)",
+                (seq, parcel.raw, seq, parcel.is_whole, json.dumps(parcel.operators), parcel.shaped),
+            )
         self.db.count("puts")
         return row[0]
 

@@ -117,9 +117,14 @@ class AdmissionLedger:
         )
         return (row[0], row[1]) if row else None
 
-    def close(self, seq: int) -> None:
-        """The group was put: its slot is held by its entry from now on."""
-        self.db.execute("UPDATE admissions SET state = 'put' WHERE seq = ?", (seq,))
+    def close(self, group: GroupId) -> tuple[int, str] | None:
+        """The group is being put, its slot is held by its entry from now on; what `find` said before."""
+        row = self.db.one(
+            "UPDATE admissions SET state = 'put' WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? "
+            "AND state = 'open' RETURNING seq",
+            (group.run, group.taskset, group.task_key, group.visit),
+        )
+        return (row[0], "open") if row is not None else self.find(group)
 
     def refund(self, run: str, seq: int, reason: str, *, is_due: bool = False) -> bool:
         """Give back the slot of one admission, once; whether it still held it. `is_due`: admit its group again."""

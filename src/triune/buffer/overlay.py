@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter, is_
-from typing import Any
+from itertools import compress
+from operator import attrgetter, is_, is_not
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,22 +15,20 @@ from triune.records import Experience, Group, Source, Stop, Turn
 
 ARRAYS = ("tokens", "action_mask", "logprobs", "versions", "raw_logprobs")
 PLAIN = (
-    "reward",
-    "reward_parts",
-    "is_valid",
-    "operators",
-    "priority",
-    "metrics",
-    "info",
-    "turns",
-    "stop",
-    "source",
+    *("reward", "reward_parts", "is_valid", "operators", "priority", "metrics", "info", "turns", "stop", "source"),
     "parents",
 )
 KEPT = ("messages", "tools", "media", "unknown", "temperature")
 """Fields an overlay does not carry: when one of them differs, the revision is stored whole."""
 
-_ARRAYS, _PLAIN, _KEPT, _ID = attrgetter(*ARRAYS), attrgetter(*PLAIN), attrgetter(*KEPT), attrgetter("id")
+UNSUMMED = frozenset({"streams", "reward_parts", "operators", "metrics", "info", "parents"})
+"""Fields that change nothing of what the store indexes."""
+
+_NAMES = (*PLAIN, *ARRAYS, "streams", *KEPT)
+_ALL, _ID = attrgetter(*_NAMES), attrgetter("id")
+_DTYPES = {np.dtype(code): np.dtype(code).str for code in ("f4", "i4", "?")}
+
+U = msgspec.UNSET
 
 
 class _Array(msgspec.Struct, array_like=True, frozen=True):
@@ -38,28 +37,28 @@ class _Array(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
 
 
-class _Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What differs from one raw experience; UNSET = nothing."""
+class _Overlay(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns: for every field that changed in some record, its value in all of them; UNSET = in none.
 
-    row: int
-    reward: float | msgspec.UnsetType | None = msgspec.UNSET
-    reward_parts: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    is_valid: bool | msgspec.UnsetType = msgspec.UNSET
-    operators: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    priority: float | msgspec.UnsetType = msgspec.UNSET
-    metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    info: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    turns: tuple[Turn, ...] | msgspec.UnsetType = msgspec.UNSET
-    stop: Stop | msgspec.UnsetType = msgspec.UNSET
-    source: Source | msgspec.UnsetType = msgspec.UNSET
-    parents: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    arrays: dict[str, _Array | None] = {}
-    streams: dict[str, _Array | None] = {}
+    `rows` are the raw records they are made from, in their new order; UNSET = all, in order.
+    """
 
-
-class _Overlay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    records: list[_Changes]
-    info: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    num: int
+    rows: list[int] | msgspec.UnsetType = U
+    group_info: dict[str, Any] | msgspec.UnsetType = U
+    reward: list[float | None] | msgspec.UnsetType = U
+    reward_parts: list[dict[str, float]] | msgspec.UnsetType = U
+    is_valid: list[bool] | msgspec.UnsetType = U
+    operators: list[tuple[str, ...]] | msgspec.UnsetType = U
+    priority: list[float] | msgspec.UnsetType = U
+    metrics: list[dict[str, float]] | msgspec.UnsetType = U
+    info: list[dict[str, Any]] | msgspec.UnsetType = U
+    turns: list[tuple[Turn, ...]] | msgspec.UnsetType = U
+    stop: list[Stop] | msgspec.UnsetType = U
+    source: list[Source] | msgspec.UnsetType = U
+    parents: list[tuple[str, ...]] | msgspec.UnsetType = U
+    arrays: dict[str, list[_Array | None]] = {}
+    streams: list[dict[str, _Array | None]] | msgspec.UnsetType = U
 
 
 def _plain_number(value: Any) -> Any:
@@ -72,37 +71,37 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain_number)
 _decoder = msgspec.msgpack.Decoder(_Overlay)
 
 
-def encode_overlay(raw: Group, shaped: Group) -> bytes | None:
-    """What `shaped` changes in `raw`; None when it cannot be said so (then the group is stored whole).
+class Difference(NamedTuple):
+    """How a shaped group differs from the raw one: which raw records it is made from, and which fields changed."""
 
-    Raises:
-        RecordError: A field holds something that is no JSON-like value.
-    """
+    rows: Sequence[int]
+    names: frozenset[str]
+
+
+def compare(raw: Group, shaped: Group) -> Difference | None:
+    """The difference that an overlay can carry; None when it cannot."""
     if (
         shaped.id != raw.id
         or shaped.unknown != raw.unknown
         or (shaped.task is not raw.task and shaped.task != raw.task)
     ):
         return None
-    bases, rows = _experiences(raw), _experiences(shaped)
-    numbers = _numbers(bases, rows)
-    if numbers is None:
+    bases, records = _experiences(raw), _experiences(shaped)
+    rows = _rows_of(bases, records)
+    if rows is None:
         return None
-    records = []
-    for number, row in zip(numbers, rows, strict=True):
-        base = bases[number]
-        for one, other in zip(_KEPT(row), _KEPT(base), strict=True):
-            if one is not other and (isinstance(one, np.ndarray) or isinstance(other, np.ndarray) or one != other):
-                return None
-        records.append(_changes(number, base, row))
-    info = msgspec.UNSET if shaped.info is raw.info or shaped.info == raw.info else dict(shaped.info)
-    try:
-        return _encoder.encode(_Overlay(records=records, info=info))
-    except (TypeError, ValueError, OverflowError) as error:
-        do = "operators keep plain values in `info` and `metrics`"
-        raise RecordError(
-            str(raw.id), f"not a JSON-like value: {error}", "text, numbers, lists and mappings", do
-        ) from error
+    names: set[str] = set()
+    for row, record in zip(rows, records, strict=True):
+        now, before = _ALL(record), _ALL(bases[row])
+        names.update(compress(_NAMES, map(is_not, now, before)))
+    for name in names.intersection(KEPT):
+        if any(_differ(getattr(one, name), getattr(bases[row], name)) for row, one in zip(rows, records, strict=True)):
+            return None
+    return Difference(rows, frozenset(names.difference(KEPT)))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return one is not other and (isinstance(one, np.ndarray) or isinstance(other, np.ndarray) or one != other)
 
 
 def _experiences(group: Group) -> Sequence[Experience]:
@@ -111,37 +110,57 @@ def _experiences(group: Group) -> Sequence[Experience]:
     return records if all(isinstance(record, Experience) for record in records) else ()
 
 
-def _numbers(bases: Sequence[Experience], rows: Sequence[Experience]) -> Sequence[int] | None:
-    """For each row the number of the raw one it is made from, by id; None when one has none."""
-    if len(bases) == len(rows) and all(map(is_, map(_ID, bases), map(_ID, rows))):
-        return range(len(rows)) if rows else None
-    number_of = {base.id: number for number, base in enumerate(bases)}
-    numbers = [number_of.get(row.id, -1) for row in rows]
-    return None if -1 in numbers or not rows else numbers
+def _rows_of(bases: Sequence[Experience], records: Sequence[Experience]) -> Sequence[int] | None:
+    """For each record the raw one it is made from, by id; None when one has none."""
+    if len(bases) == len(records) and all(map(is_, map(_ID, bases), map(_ID, records))):
+        return range(len(records)) if records else None
+    row_of = {base.id: row for row, base in enumerate(bases)}
+    rows = [row_of.get(record.id, -1) for record in records]
+    return None if -1 in rows or not rows else rows
 
 
-def _changes(row: int, base: Experience, record: Experience) -> _Changes:
-    fields: dict[str, Any] = {}
-    for name, one, other in zip(PLAIN, _PLAIN(record), _PLAIN(base), strict=True):
-        if one is not other and one != other:
-            fields[name] = one
-    now, before = _ARRAYS(record), _ARRAYS(base)
-    if not all(map(is_, now, before)):
-        changed = zip(ARRAYS, now, before, strict=True)
-        fields["arrays"] = {name: _pack_array(one) for name, one, other in changed if one is not other}
-    if record.streams is not base.streams:
-        streams = {
-            name: _pack_array(array) for name, array in record.streams.items() if array is not base.streams.get(name)
-        }
-        if base.streams:
-            streams |= dict.fromkeys(base.streams.keys() - record.streams.keys())
-        if streams:
-            fields["streams"] = streams
-    return _Changes(row=row, **fields)
+def encode_overlay(raw: Group, shaped: Group, difference: Difference) -> bytes:
+    """The fields that differ, as columns.
+
+    Raises:
+        RecordError: A field holds something that is no JSON-like value.
+    """
+    records, bases = _experiences(shaped), _experiences(raw)
+    columns: dict[str, Any] = {"num": len(records)}
+    if not isinstance(difference.rows, range) or len(records) != len(bases):
+        columns["rows"] = list(difference.rows)
+    if shaped.info is not raw.info and shaped.info != raw.info:
+        columns["group_info"] = shaped.info
+    for name in sorted(difference.names):
+        if name == "streams":
+            columns["streams"] = [
+                _changed_streams(bases[row].streams, record.streams)
+                for row, record in zip(difference.rows, records, strict=True)
+            ]
+        elif name in ARRAYS:
+            columns.setdefault("arrays", {})[name] = [_pack_array(getattr(record, name)) for record in records]
+        else:
+            columns[name] = list(map(attrgetter(name), records))
+    try:
+        return _encoder.encode(columns)
+    except (TypeError, ValueError, OverflowError) as error:
+        do = "operators keep plain values in `info` and `metrics`"
+        raise RecordError(
+            str(raw.id), f"not a JSON-like value: {error}", "text, numbers, lists and mappings", do
+        ) from error
 
 
-def _pack_array(array: np.ndarray | None) -> _Array | None:
-    return None if array is None else _Array(array.dtype.str, array.shape, array.tobytes())
+def _changed_streams(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Streams that are new or other than before, and None for those that are gone."""
+    if not before:
+        return {name: _pack_array(array) for name, array in now.items()}
+    changed = {name: _pack_array(array) for name, array in now.items() if array is not before.get(name)}
+    return changed | dict.fromkeys(before.keys() - now.keys())
+
+
+def _pack_array(array: np.ndarray | None) -> tuple[str, tuple[int, ...], bytes] | None:
+    """The items of an `_Array`."""
+    return None if array is None else (_DTYPES.get(array.dtype) or array.dtype.str, array.shape, array.tobytes())
 
 
 def apply_overlay(raw: Group, blob: bytes) -> Group:
@@ -152,86 +171,27 @@ def apply_overlay(raw: Group, blob: bytes) -> Group:
     """
     try:
         overlay = _decoder.decode(blob)
-        records = [_apply(raw.experiences[changes.row], changes) for changes in overlay.records]
+        records = _apply(_experiences(raw), overlay)
     except (msgspec.MsgspecError, ValueError, IndexError) as error:
         raise WireError(str(raw.id), f"{type(error).__name__}: {error}", "an overlay of this group") from error
-    info = raw.info if overlay.info is msgspec.UNSET else overlay.info
+    info = raw.info if overlay.group_info is U else overlay.group_info
     return msgspec.structs.replace(raw, records=tuple(records), info=info)
 
 
-def _apply(base: Experience, changes: _Changes) -> Experience:
-    fields: dict[str, Any] = {name: value for name in PLAIN if (value := getattr(changes, name)) is not msgspec.UNSET}
-    fields.update({name: _unpack_array(array) for name, array in changes.arrays.items()})
-    if changes.streams:
-        streams: dict[str, Any] = dict(base.streams)
-        for name, array in changes.streams.items():
-            if array is None:
-                streams.pop(name, None)
-            else:
-                streams[name] = _unpack_array(array)
-        fields["streams"] = streams
-    return msgspec.structs.replace(base, **fields) if fields else base
+def _apply(bases: Sequence[Experience], overlay: _Overlay) -> list[Experience]:
+    columns: dict[str, Sequence[Any]] = {name: column for name in PLAIN if (column := getattr(overlay, name)) is not U}
+    columns |= {name: [_unpack_array(array) for array in column] for name, column in overlay.arrays.items()}
+    rows = range(overlay.num) if isinstance(overlay.rows, msgspec.UnsetType) else overlay.rows
+    records = []
+    for number, row in enumerate(rows):
+        fields: dict[str, Any] = {name: column[number] for name, column in columns.items()}
+        if not isinstance(overlay.streams, msgspec.UnsetType):
+            changed = overlay.streams[number]
+            streams = {**bases[row].streams, **{name: _unpack_array(array) for name, array in changed.items()}}
+            fields["streams"] = {name: array for name, array in streams.items() if array is not None}
+        records.append(msgspec.structs.replace(bases[row], **fields))
+    return records
 
 
 def _unpack_array(array: _Array | None) -> np.ndarray | None:
     return None if array is None else np.frombuffer(array.data, array.dtype).reshape(array.shape)
-
-
-# ------------------------------------------------------------------------------------------------ patches
-
-_MERGED = ("reward_parts", "metrics", "info")
-_REPLACED = ("reward", "is_valid", "priority")
-
-
-def check_patch(patch: Mapping[str, Any], where: str) -> None:
-    """Raise RecordError for a key that no amendment can change, or a value of the wrong kind."""
-    allowed = (*_REPLACED, *_MERGED, "tags", "members")
-    for key, value in patch.items():
-        if key not in allowed:
-            raise RecordError(where, f"an amendment of {key!r}", f"one of {', '.join(allowed)}")
-        if key == "reward" and value is not None and not _is_number(value):
-            raise RecordError(where, f"reward {value!r}", "a finite number or None")
-        if key == "priority" and not _is_number(value):
-            raise RecordError(where, f"priority {value!r}", "a finite number")
-        if key == "is_valid" and not isinstance(value, bool):
-            raise RecordError(where, f"is_valid {value!r}", "true or false")
-        if key in (*_MERGED, "members") and not isinstance(value, Mapping):
-            raise RecordError(where, f"{key} {value!r}", "a mapping")
-        if key == "tags" and not (isinstance(value, list | tuple) and all(isinstance(tag, str) for tag in value)):
-            raise RecordError(where, f"tags {value!r}", "a list of names")
-    for member, part in patch.get("members", {}).items():
-        if not str(member).isdigit() or not isinstance(part, Mapping) or "members" in part:
-            raise RecordError(where, f"members.{member}", "a member's number with what changes for it")
-        check_patch(part, f"{where}/{member}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
-def patched_members(group: Group, patch: Mapping[str, Any]) -> set[int]:
-    """The members a patch speaks of: those it names, else all."""
-    named = {int(member) for member in patch.get("members", {})}
-    return set(group.members) if patch.keys() - {"members"} else named & group.members.keys()
-
-
-def apply_patch(group: Group, patch: Mapping[str, Any]) -> Group:
-    """A group with a patch's top-level fields in every experience, and those under `members` in the member's.
-
-    `reward`, `is_valid` and `priority` are replaced, `reward_parts`, `metrics` and `info` merged, `tags` go to `info`.
-    """
-    common = {key: value for key, value in patch.items() if key != "members"}
-    members = {int(member): part for member, part in patch.get("members", {}).items()}
-
-    def change(experience: Experience) -> Experience:
-        for part in (common, members.get(experience.member, {})):
-            fields: dict[str, Any] = {key: part[key] for key in _REPLACED if key in part}
-            fields |= {key: {**getattr(experience, key), **part[key]} for key in _MERGED if key in part}
-            if "tags" in part:
-                info = fields.get("info", experience.info)
-                fields["info"] = {**info, "tags": sorted({*info.get("tags", ()), *part["tags"]})}
-            if fields:
-                experience = experience.replace(**fields)
-        return experience
-
-    return group.map(change)

@@ -41,7 +41,7 @@ def resume_at(
     uses.take_back(who, [(use, seq) for use, seq, use_no in rows if (seq, use_no) not in kept])
     versions.lose_after(who.run, version)
     entries.ledger.recall_open(who)
-    if strict:
+    if strict or version < 0:  # without a surviving version there is none to count staleness from
         _drop_lost(db, entries, who, version)
     else:
         db.execute(

@@ -78,8 +78,6 @@ CREATE TABLE entries (
 CREATE INDEX entries_leasable ON entries (buffer, scope, class DESC, score DESC, ledger, seq)
     WHERE state = 'ready' AND granted < max_uses;
 CREATE INDEX entries_deadline ON entries (deadline) WHERE deadline IS NOT NULL;
-CREATE INDEX entries_admission ON entries (admission) WHERE admission IS NOT NULL;
-CREATE INDEX entries_newest ON entries (scope, newest_version);
 
 -- Blobs never change: revision 0 is the raw group, later ones are overlays of it or whole groups.
 CREATE TABLE revisions (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from triune.records import Experience, Group, Source, Text
 INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
 _ARRAYS = attrgetter("tokens", "action_mask", "logprobs", "versions")
-_CHECKED = attrgetter("tokens", "action_mask", "logprobs", "versions", "turns")
 _ZERO = np.zeros(1, np.int64)
 
 
@@ -124,8 +123,7 @@ def _check_quickly(rows: Sequence[Experience]) -> tuple[int, int] | None:
     dtypes = (tokens[0].dtype, mask.dtype, logprob.dtype, version.dtype)
     if dtypes != (INT32, BOOL, FLOAT32, INT32) or not mask.shape == logprob.shape == version.shape == (offset,):
         return None
-    outside = ~mask
-    if not np.isnan(logprob[outside]).all() or (version[outside] != -1).any() or (logprob[mask] > 1e-4).any():
+    if not ((np.isnan(logprob) | mask).all() and ((version == -1) | mask).all()) or (logprob > 1e-4).any():
         return None
     if spans:
         before = np.concatenate((_ZERO, mask.cumsum()))
@@ -145,34 +143,12 @@ def _has_right_rest(row: Experience, length: int) -> bool:
     return not row.streams or all(len(stream) == length for stream in row.streams.values())
 
 
-def summarise_shaped(shaped: Group, raw: Group, of_raw: Summary) -> Summary:
-    """`summarise(shaped)`, sparing what its records share with the raw group's, which was checked."""
-    if len(shaped.records) != len(raw.records) or not isinstance(raw.records[0], Experience):
-        return summarise(shaped)
-    is_waiting = is_urgent = False
-    rewards: dict[int, float] = {}
-    score = 0.0
-    for row, base in zip(shaped.records, raw.records, strict=True):
-        if not isinstance(row, Experience) or not isinstance(base, Experience) or row.id is not base.id:
-            return summarise(shaped)
-        if not all(map(is_, _CHECKED(row), _CHECKED(base))):
-            return summarise(shaped)
-        if not _has_right_rest(row, len(row.tokens)):
-            row.check()
-        if row.is_valid:
-            if row.reward is None:
-                is_waiting = True
-            else:
-                rewards[row.id.rollout.member] = row.reward
-        is_urgent |= row.source is Source.HUMAN
-        score += row.priority
-    return of_raw._replace(
-        reward=_mean(rewards),
-        source=shaped.experiences[0].source.value,
-        is_waiting=is_waiting,
-        is_urgent=is_urgent,
-        score=score / len(shaped),
-    )
+def check_streams(rows: Sequence[Experience]) -> None:
+    """Raise RecordError where a stream has not the length of its tokens; all else was checked before."""
+    for row in rows:
+        for stream in row.streams.values():
+            if len(stream) != len(row.tokens):
+                row.check()
 
 
 def _mean(rewards: dict[int, float]) -> float | None:

@@ -30,6 +30,7 @@ class Writer:
         self._jobs: list[Job] = []
         self._ready = threading.Condition()
         self._stops = False
+        self._announced: asyncio.AbstractEventLoop | None = None
         self._seen = db.foreign_version()
         self._next_beat = time.monotonic() + beat_s
         self._thread = threading.Thread(target=self._run, name="triune-buffer", daemon=True)
@@ -37,13 +38,21 @@ class Writer:
 
     def submit(self, work: Work) -> asyncio.Future[Any]:
         """Queue a job; its future resolves after the commit. For the thread of a running event loop."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         with self._ready:
             if self._stops:
                 raise StoreError(self.db.where, "the buffer is closed", "an open one")
             self._jobs.append((work, future))
-            self._ready.notify()
+        if self._announced is not loop:  # once per turn of the loop, so that its calls share a transaction
+            self._announced = loop
+            loop.call_soon(self._announce)
         return future
+
+    def _announce(self) -> None:
+        self._announced = None
+        with self._ready:
+            self._ready.notify()
 
     def stop(self, *, abandon: bool = False) -> None:
         """Finish what is queued (or drop it, as a crash would) and end the thread."""
