@@ -42,7 +42,10 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     raise_all(check_config(config), read.where)
     config, more = _derive(config)
     config._plugins = plugins
-    config._origins = origins(config.to_plain(), raw, set_paths, [*derived, *more])
+    found = origins(config.to_plain(), raw, set_paths, [*derived, *more])
+    if read.origins is not None:
+        found = {path: read.origins.get(path, "file") if found[path] == "file" else found[path] for path in found}
+    config._origins = found
     return config
 
 

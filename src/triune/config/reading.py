@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from triune.config.plain import Origin
 from triune.errors import ConfigError
 
 
@@ -23,14 +24,19 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         where: File name, or "run settings" when it was given from Python.
         folder: Relative paths of plug-ins start here.
         file: The file; None when it was given from Python.
-        is_resolved: It is a `run.resolved.json`.
+        origins: Of a `run.resolved.json`, where its values came from; None for what people write.
     """
 
     raw: dict[str, Any]
     where: str
     folder: Path
     file: Path | None = None
-    is_resolved: bool = False
+    origins: dict[str, Origin] | None = None
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it is a `run.resolved.json`."""
+        return self.origins is not None
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
@@ -51,10 +57,23 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
         raise ConfigError(
             str(path), f"found {type(raw).__name__}", "a mapping of sections", "see docs/reference/config.md"
         )
-    is_resolved = path.suffix == ".json" and {"config", "origins"} <= raw.keys()
-    if is_resolved:
-        raw = raw["config"]
-    return Source(raw=raw, where=str(path), folder=path.parent, file=path, is_resolved=is_resolved)
+    if path.suffix == ".json" and {"config", "origins"} <= raw.keys():
+        origins = raw["origins"]
+        written = _without_derived(raw["config"], origins)
+        return Source(raw=written, where=str(path), folder=path.parent, file=path, origins=origins)
+    return Source(raw=raw, where=str(path), folder=path.parent, file=path)
+
+
+def _without_derived(config: Any, origins: Mapping[str, Any], prefix: str = "") -> Any:
+    """Leave out what follows from other values, so that an override of those is followed again; the name stays."""
+    if not isinstance(config, dict):
+        return config
+    paths = {key: f"{prefix}.{key}" if prefix else key for key in config}
+    return {
+        key: _without_derived(value, origins, paths[key])
+        for key, value in config.items()
+        if paths[key] == "name" or origins.get(paths[key]) != "derived"
+    }
 
 
 def resolve_interpolations(raw: Mapping[str, Any], where: str) -> dict[str, Any]:

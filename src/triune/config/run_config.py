@@ -110,7 +110,10 @@ class RunConfig(Settings):
 
     def to_plain(self) -> dict[str, Any]:
         """As a mapping of plain values that `load_config` reads again."""
-        return to_plain(self)
+        plain = to_plain(self)
+        if plain["eval"]["tasks"] is not None:  # refused there: every task is measured once
+            plain["eval"]["tasks"] = {"sets": plain["eval"]["tasks"]["sets"]}
+        return plain
 
 
 def frozen_part(plain: dict[str, Any], plugin_names: list[str]) -> dict[str, Any]:

@@ -10,6 +10,10 @@ _SUMMED = ("time/", "num_")
 """Beginnings of names that add up over the rows of a step; all others are averaged."""
 
 
+PATIENCE = 3
+"""Steps in a row without a row of the explorer after which none is waited for, until it logs again."""
+
+
 class StepMerger:
     """Averages what the other roles logged for a step and adds the trainer's own values.
 
@@ -22,7 +26,7 @@ class StepMerger:
     """
 
     def __init__(self, roles: tuple[str, ...] = ()) -> None:
-        self._awaits_explorer = {"explorer", "trainer"} <= set(roles)
+        self._silent = 0 if {"explorer", "trainer"} <= set(roles) else PATIENCE
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._held: Step | None = None
@@ -39,7 +43,7 @@ class StepMerger:
         self._current = max(step, self._current)
         self._add(role, metrics)
         if role == "explorer":
-            self._awaits_explorer = True
+            self._silent = 0
             if self._held is not None and step >= self._held[0]:
                 done += self._release()
         return done
@@ -53,13 +57,12 @@ class StepMerger:
     def _add_trainer(self, step: int, metrics: Mapping[str, float]) -> list[Step]:
         self._has_trainer = True
         done = self._release()
-        if done:
-            self._awaits_explorer = False  # until it logs again
+        self._silent += len(done)
         if step <= self._last:
             self._add("trainer", metrics)
             return done
         self._last, self._held = step, (step, dict(metrics))
-        return done if self._awaits_explorer else done + self._release()
+        return done if self._silent < PATIENCE else done + self._release()
 
     def _release(self) -> list[Step]:
         if self._held is None:

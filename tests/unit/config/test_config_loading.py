@@ -88,10 +88,14 @@ def _leaves(plain):
 
 
 def test_a_resolved_run_loads_again_as_the_same_configuration(tmp_path):
-    config = load_config(BASE, ["algorithm.policy_loss.clip_high=0.3", "monitor.alarms=[{use: logprob_gap, limit: 1}]"])
+    base = {**BASE, "eval": {"every": 2, "tasks": {"use": "arithmetic", "size": 4}}}
+    config = load_config(base, ["algorithm.policy_loss.clip_high=0.3", "monitor.alarms=[{use: logprob_gap, limit: 1}]"])
     save_resolved(config, tmp_path / "run")
     again = load_config(tmp_path / "run")
     assert again.to_plain() == config.to_plain()
+    assert again.origins == config.origins
+    smaller = load_config(tmp_path / "run", ["algorithm.group_size=4"])
+    assert smaller.explorer.min_group == 4, "derived again"
     assert config_hash(again) == config_hash(config)
     saved = json.loads((tmp_path / "run" / "run.resolved.json").read_text())
     assert saved["origins"].keys() == dict(_leaves(saved["config"])).keys()

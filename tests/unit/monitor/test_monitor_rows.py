@@ -25,7 +25,7 @@ class FakeClock:
 
 def open_monitor(folder: Path, clock=None, **settings):
     settings = {"sinks": ["jsonl"], "curve": False, **settings}
-    info = RunInfo(name="test", folder=folder, steps=5)
+    info = RunInfo(name="test", folder=folder, steps=5, roles=("trainer",))
     return RunMonitor(MonitorSettings.model_validate(settings), info, clock=clock or FakeClock()).start()
 
 
@@ -132,10 +132,12 @@ def test_the_explorers_row_that_follows_the_trainers_belongs_to_the_same_step(tm
         (1, {"reward": 0.25, "time/swap_s": 2.0, "loss": 1.0})
     ]
     assert merger.add("trainer", 2, {"loss": 2.0}) == []
-    assert merger.add("trainer", 3, {"loss": 3.0}) == [(2, {"loss": 2.0}), (3, {"loss": 3.0})]
-    assert merger.add("explorer", 4, {"reward": 0.5}) == []
-    assert merger.add("trainer", 4, {"loss": 4.0}) == []
-    assert merger.rest() == [(4, {"reward": 0.5, "loss": 4.0})]
+    for step in (3, 4):
+        assert merger.add("trainer", step, {}) == [(step - 1, {"loss": 2.0} if step == 3 else {})]
+    assert merger.add("trainer", 5, {"loss": 5.0}) == [(4, {}), (5, {"loss": 5.0})], "no explorer logs any more"
+    assert merger.add("explorer", 6, {"reward": 0.5}) == []
+    assert merger.add("trainer", 6, {"loss": 6.0}) == []
+    assert merger.rest() == [(6, {"reward": 0.5, "loss": 6.0})]
 
 
 def test_an_explore_only_run_completes_a_step_when_the_version_moves_on(tmp_path):

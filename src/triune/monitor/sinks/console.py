@@ -82,11 +82,11 @@ class _PlainConsole:
             self.print(evaluation_line(row))
 
     def merged(self, step: int, metrics: Mapping[str, float]) -> None:
+        if not any(name in metrics for name, _, _ in _SHOWN):
+            return  # facts before the first step
         now = time.monotonic()
         seconds = None if self._last_s is None else now - self._last_s
         self._last_s = now
-        if not any(name in metrics for name, _, _ in _SHOWN):
-            return  # facts before the first step
         if step % self.every == 0 or step == self.info.steps:
             self.print(step_line(step, self.info.steps, metrics, seconds))
 
