@@ -59,7 +59,7 @@ def sampled_group(
         key: Key of the task.
         size: Rollouts.
         vocab: Ids are drawn from [2, vocab).
-        lengths: (prompt, answer) tokens of each rollout; random when None.
+        lengths: (prompt, answer) tokens of each rollout, prompts of up to 64; one prompt and random answers when None.
         seed: Of everything random.
         temperature: Stored with the experience.
         version: Of every answer token.
@@ -67,13 +67,16 @@ def sampled_group(
         model: Gives true behaviour log-probs; without one they are random.
     """
     rng = np.random.default_rng([seed, *key.encode()])
+    size = size if lengths is None else len(lengths)
     rewards = rng.integers(0, 2, size).astype(float)
     credit = rewards - rewards.mean()
-    shapes = lengths or [(int(rng.integers(3, 7)), int(rng.integers(1, 9))) for _ in range(size)]
+    shapes = lengths or [(int(rng.integers(3, 7)), int(rng.integers(1, 9)))] * size
+    shapes = [(prompt, int(rng.integers(1, 9)) if lengths is None else answer) for prompt, answer in shapes]
+    question = rng.integers(2, vocab, 64)
     group_id = GroupId(run, "train", key, 0)
     rows = []
     for member, (prompt, answer) in enumerate(shapes):
-        tokens = rng.integers(2, vocab, prompt + answer).astype(np.int32)
+        tokens = np.concatenate([question[:prompt], rng.integers(2, vocab, answer)]).astype(np.int32)
         mask = np.arange(prompt + answer) >= prompt
         found = _true_logprobs(model, tokens, temperature) if model is not None else -rng.random(len(tokens)) * 4
         rows.append(

@@ -11,7 +11,7 @@ from torch import Tensor
 from triune.algorithms import Algorithm
 from triune.errors import ConfigError
 from triune.ports import Lane, Lease
-from triune.trainer.layout import Micro, pad_rows, plan_micro_batches, plan_mini_batches
+from triune.trainer.layout import MAX_TREE, Micro, lay_out, plan_mini_batches
 from triune.trainer.policy import Policy
 from triune.trainer.rows import Rows, build_rows
 
@@ -57,8 +57,9 @@ def build_batch(
     budget: int,
     seed: Sequence[int],
     device: torch.device | str,
+    widest: int = MAX_TREE,
 ) -> Batch:
-    """Lay out a step: deal rollouts to mini-batches, sort by length, pad.
+    """Lay out a step: deal rollouts to mini-batches, share common beginnings or sort by length, pad.
 
     Args:
         leases: What the step consumes.
@@ -67,12 +68,13 @@ def build_batch(
         budget: Tokens of a micro-batch, padding included.
         seed: Of the deal.
         device: Where tensors go.
+        widest: Columns of the widest tree; 0 = no trees.
     """
     rows = build_rows(leases, streams)
-    minis = []
-    for numbers in plan_mini_batches(rows, mini_batches, seed):
-        plan = plan_micro_batches(rows.ends[numbers], budget)
-        minis.append([pad_rows(rows, numbers[part], device) for part in plan])
+    minis = [
+        lay_out(rows, numbers, budget, device=device, widest=widest)
+        for numbers in plan_mini_batches(rows, mini_batches, seed)
+    ]
     return Batch(rows=rows, minis=minis)
 
 

@@ -52,11 +52,25 @@ class Rows:
     @cached_property
     def ends(self) -> np.ndarray:
         """int64[N]: one past each sequence's last trained token; 0 when it has none. What follows is not computed."""
-        trained = np.flatnonzero(self.action_mask)
         ends = np.zeros(len(self), dtype=np.int64)
-        rows = np.searchsorted(self.offsets, trained, side="right") - 1
-        ends[rows] = trained - self.offsets[rows] + 1  # trained is sorted, so the last write per row is its last token
+        rows, places = self._trained
+        ends[rows] = places + 1  # ascending, so the last write of a row is its last token
         return ends
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """int64[N]: each sequence's first trained token; 0 when it has none."""
+        firsts = np.zeros(len(self), dtype=np.int64)
+        rows, places = self._trained
+        firsts[rows[::-1]] = places[::-1]
+        return firsts
+
+    @cached_property
+    def _trained(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and place of every trained token, ascending."""
+        flat = np.flatnonzero(self.action_mask)
+        rows = np.searchsorted(self.offsets, flat, side="right") - 1
+        return rows, flat - self.offsets[rows]
 
     @property
     def num_actions(self) -> int:
