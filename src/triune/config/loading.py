@@ -14,7 +14,7 @@ from triune.config.checks import check_config
 from triune.config.consumption import wanted_unit
 from triune.config.defaults import name_default_bricks
 from triune.config.overrides import apply_overrides
-from triune.config.plain import origins
+from triune.config.plain import Origin, origins
 from triune.config.plugins import Plugin, copy_plugins, load_plugins, use_plugins_of
 from triune.config.problems import problems_of, raise_all
 from triune.config.reading import Source, read_source, resolve_interpolations
@@ -42,9 +42,10 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     raise_all(check_config(config), read.where)
     config, more = _derive(config)
     config._plugins = plugins
-    found = origins(config.to_plain(), raw, set_paths, [*derived, *more])
+    found: dict[str, Origin] = origins(config.to_plain(), raw, set_paths, [*derived, *more])
     if read.origins is not None:
-        found = {path: read.origins.get(path, "file") if found[path] == "file" else found[path] for path in found}
+        for path, origin in found.items():
+            found[path] = read.origins.get(path, origin) if origin == "file" else origin
     config._origins = found
     return config
 
