@@ -232,8 +232,9 @@ def tests_by_case() -> dict[int, list[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
                 continue
-            for number in re.findall(r"case_(\d+)", node.name):
-                found.setdefault(int(number), []).append(f"{path.relative_to(ROOT).as_posix()}::{node.name}")
+            numbers = "_".join(re.findall(r"case_(\d+(?:_\d+)*)", node.name)).split("_")
+            for number in sorted({int(number) for number in numbers if number}):
+                found.setdefault(number, []).append(f"{path.relative_to(ROOT).as_posix()}::{node.name}")
     return found
 
 
