@@ -118,23 +118,30 @@ class Batcher:
         self._count("tokens", len(rows))
         if self.keep_kv:
             self._count("mixed_kv_tokens", int(np.count_nonzero(state.is_mixed[rows])))
-        for row in rows[state.has_stop_text[rows] & ~ended].tolist():
-            job = state.jobs[row]
-            assert job is not None
-            if ends_with_stop(state.tokens[row, : state.count[row]], job.request.sampling.stop, self.decode):
-                self._done.append(self._end(row, Stop.DONE))
-        over = rows[ended]
-        for row, hit in zip(over.tolist(), state.hit_stop_id(over).tolist(), strict=True):
-            job = state.jobs[row]
-            assert job is not None
-            self._done.append(self._end(row, Stop.DONE if hit or self._stops_by_text(row) else job.form.limit_stop))
+        texts = rows[state.has_stop_text[rows]]
+        by_text = np.array([row for row in texts.tolist() if self._has_stop_text(row)], dtype=np.int64)
+        over = rows[ended | np.isin(rows, by_text)] if by_text.size else rows[ended]
+        if over.size:
+            by_choice = state.hit_stop_id(over) | np.isin(over, by_text)
+            self._done += self._end(over, by_choice)
 
-    def _stops_by_text(self, row: int) -> bool:
-        """Whether the last allowed token also completed a stop string."""
+    def _has_stop_text(self, row: int) -> bool:
         job = self.rows.jobs[row]
         assert job is not None
-        stops = job.request.sampling.stop
-        return bool(stops) and ends_with_stop(self.rows.tokens[row, : self.rows.count[row]], stops, self.decode)
+        return ends_with_stop(self.rows.tokens[row, : self.rows.count[row]], job.request.sampling.stop, self.decode)
+
+    def _end(self, rows: np.ndarray, by_choice: np.ndarray) -> list[tuple[Job, Completion]]:
+        """End rows, and remember what their cache holds for their sessions' next turns."""
+        jobs = [job for job in map(self.rows.jobs.__getitem__, rows.tolist()) if job is not None]
+        stops = [
+            Stop.DONE if chosen else job.form.limit_stop for job, chosen in zip(jobs, by_choice.tolist(), strict=True)
+        ]
+        ended = self.rows.take(rows, stops)
+        if self.decoder.keeps_rows:
+            for row, (job, done) in zip(rows.tolist(), ended, strict=True):
+                if session := session_of(job.request.id):
+                    self.prefixes.add_session(session, row, job.form.prompt, done.tokens[:-1])
+        return ended
 
     # ---- admission
 
@@ -229,14 +236,6 @@ class Batcher:
 
     # ---- housekeeping
 
-    def _end(self, row: int, stop: Stop) -> tuple[Job, Completion]:
-        """End a row, and remember what its cache holds for the session's next turn."""
-        job = self.rows.jobs[row]
-        assert job is not None
-        if self.decoder.keeps_rows and stop is not Stop.ABORTED and (session := session_of(job.request.id)):
-            self.prefixes.add_session(session, row, self.rows.sequence(row)[: self.rows.held[row]])
-        return self.rows.take(row, stop)
-
     def _close_holes(self) -> None:
         """Move the last live rows into dead places, once there are enough of those to be worth it."""
         live, top = self.rows.live, self.rows.top
@@ -261,11 +260,9 @@ class Batcher:
         self._count("cancelled", len(self._remove(lambda job: id(job) in gone)))
 
     def _remove(self, is_meant: Callable[[Job], bool]) -> list[tuple[Job, Completion]]:
-        ended = []
-        for row in self.rows.live.tolist():
-            job = self.rows.jobs[row]
-            if job is not None and is_meant(job):
-                ended.append(self._end(row, Stop.ABORTED))
+        live = self.rows.live
+        meant = np.array([is_meant(job) for job in self.rows.jobs if job is not None], dtype=bool)
+        ended = self.rows.take(live[meant], [Stop.ABORTED] * int(meant.sum())) if meant.any() else []
         for _ in range(len(self.inbox)):
             job = self.inbox.popleft()
             if is_meant(job):

@@ -23,7 +23,15 @@ class _Prompt:
 @dataclass(frozen=True, eq=False)
 class _Session:
     row: int
-    tokens: np.ndarray  # the ids whose keys and values the row holds
+    prompt: np.ndarray  # the row holds keys and values of these ids …
+    sampled: np.ndarray  # … and then of these
+
+    def starts(self, ids: np.ndarray) -> int:
+        """How many of these ids the row holds; 0 unless they go on from all that it holds."""
+        middle, end = len(self.prompt), len(self.prompt) + len(self.sampled)
+        if end >= len(ids) or not np.array_equal(ids[:middle], self.prompt):
+            return 0
+        return end if np.array_equal(ids[middle:end], self.sampled) else 0
 
 
 class Prefixes:
@@ -68,20 +76,22 @@ class Prefixes:
         found = self._prompts.get(key)
         return None if found is None else (found.row, found.logits[found.index])
 
-    def add_session(self, session: str, row: int, tokens: np.ndarray) -> None:
+    def add_session(self, session: str, row: int, prompt: np.ndarray, sampled: np.ndarray) -> None:
         """A turn of this session ended and its row holds these ids."""
+        self._set_session(session, _Session(row, prompt, sampled))
+
+    def _set_session(self, session: str, found: _Session) -> None:
         old = self._sessions.get(session)
         if old is not None:
             self._session_of_row.pop(old.row, None)
-        self._sessions[session] = _Session(row, tokens)
-        self._session_of_row[row] = session
+        self._sessions[session] = found
+        self._session_of_row[found.row] = session
 
     def find_session(self, session: str, prompt: np.ndarray) -> tuple[int, int] | None:
         """Row and length to go on from, when the prompt extends what the session's last turn left."""
         found = self._sessions.get(session)
-        if found is None or len(found.tokens) >= len(prompt):
-            return None
-        return (found.row, len(found.tokens)) if np.array_equal(prompt[: len(found.tokens)], found.tokens) else None
+        num = 0 if found is None else found.starts(prompt)
+        return (found.row, num) if found is not None and num else None
 
     def move(self, source: int, target: int) -> None:
         """A row's content is in another place now."""
@@ -92,5 +102,5 @@ class Prefixes:
             self.add_prompt(key, target, old.logits, old.index)
         session = self._session_of_row.pop(source, None)
         if session is not None:
-            self._sessions[session] = _Session(target, self._sessions[session].tokens)
-            self._session_of_row[target] = session
+            old = self._sessions[session]
+            self._set_session(session, _Session(target, old.prompt, old.sampled))

@@ -119,22 +119,27 @@ class Rows:
         assert job is not None
         return np.concatenate([job.form.prompt, self.tokens[row, : self.count[row]]])
 
-    def take(self, row: int, stop: Stop) -> tuple[Job, Completion]:
-        """End a row: it is live no longer."""
-        job = self.jobs[row]
-        assert job is not None
-        num = int(self.count[row])
-        truncated = job.request.sampling.is_truncated and job.request.sampling.temperature > 0
-        completion = Completion(
-            tokens=self.tokens[row, :num].copy(),
-            logprobs=self.logprobs[row, :num].copy(),
-            versions=self.versions[row, :num].copy(),
-            raw_logprobs=self.raw_logprobs[row, :num].copy() if truncated else None,
-            stop=stop,
-        )
-        self.jobs[row] = None
-        self.is_live[row] = False
-        return job, completion
+    def take(self, rows: np.ndarray, stops: Sequence[Stop]) -> list[tuple[Job, Completion]]:
+        """End rows: they are live no longer. Completions are views of one copy."""
+        widest = int(self.count[rows].max())
+        tokens, versions = self.tokens[rows, :widest], self.versions[rows, :widest]
+        logprobs, raw_logprobs = self.logprobs[rows, :widest], self.raw_logprobs[rows, :widest]
+        ended = []
+        for i, (row, num, stop) in enumerate(zip(rows.tolist(), self.count[rows].tolist(), stops, strict=True)):
+            job = self.jobs[row]
+            assert job is not None
+            sampling = job.request.sampling
+            completion = Completion(
+                tokens=tokens[i, :num],
+                logprobs=logprobs[i, :num],
+                versions=versions[i, :num],
+                raw_logprobs=raw_logprobs[i, :num] if sampling.is_truncated and sampling.temperature > 0 else None,
+                stop=stop,
+            )
+            ended.append((job, completion))
+            self.jobs[row] = None
+        self.is_live[rows] = False
+        return ended
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """Put live rows into free places."""
