@@ -1,0 +1,44 @@
+"""The reference is asked the same question as the student: same ids, same temperature."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from triune import registry
+from triune.ports import Lease
+from triune.testing.lanes import InlineLane
+from triune.testing.tiny_models import tiny_llama
+from triune.testing.training import sampled_group
+from triune.trainer import Policy
+from triune.trainer.batch import build_batch, prepare, stored_streams
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
+def test_case_08_the_reference_is_scored_at_the_temperature_and_on_the_ids_the_student_sampled(temperature):
+    algorithm = registry.build("algorithm", {"use": "grpo", "kl": {"use": "k3", "coefficient": 0.1}}, "algorithm")
+    group = sampled_group("t", model=tiny_llama(), temperature=temperature, lengths=[(4, 6), (4, 3), (4, 1)])
+    initial, policy = tiny_llama(), Policy(tiny_llama(), float32_matmul="highest")
+    policy.keep_reference()
+    with torch.no_grad():
+        for value in policy.trainable.values():
+            value += 0.05  # the student has moved on; the reference has not
+    batch = build_batch(
+        [Lease(entry="e", revision=1, use_no=0, group=group)],
+        streams=stored_streams(algorithm),
+        mini_batches=1,
+        budget=999,
+        seed=(0,),
+        device="cpu",
+    )
+    ready = asyncio.run(prepare(batch, policy, algorithm, InlineLane(), recomputes_old=False))
+    (micro,) = ready.micros
+    for row, experience in enumerate(group.experiences):
+        ids = torch.from_numpy(experience.tokens.astype(np.int64))
+        with torch.no_grad():
+            scores = (initial(input_ids=ids[None]).logits[0, :-1].double() / temperature).log_softmax(-1)
+        expected = scores.gather(1, ids[1:, None])[:, 0].numpy()[experience.action_mask[1:]]
+        place = [n for n in range(len(group)) if torch.equal(micro.batch.tokens[n, : len(ids)], ids)]
+        found = micro.batch.ref_logprobs[place[0]][micro.batch.action_mask[place[0]]].numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=f"row {row}")
