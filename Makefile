@@ -34,7 +34,7 @@ dev: $(VENV)/.made-dev  ## ... with test tools and all extras
 # ---- what a newcomer types
 
 quickstart: env  ## watch a small model learn to add, on two CPU cores (about two minutes)
-	$(BIN)/triune run examples/quickstart.yaml
+	$(BIN)/triune run examples/quickstart.yaml --restart
 
 test: dev  ## the fast tests
 	$(PYTEST) -m 'not slow and not crash and not smollm'
@@ -79,23 +79,23 @@ bench-overhead: env  ## samples/s against a bare hand-written loop
 
 bench-engine: dev  ## tokens/s against transformers.generate
 	$(BIN)/python -m benchmarks.smollm
-	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.bench_engine
 
 bench-train: dev  ## one optimiser step against the padded Hugging Face loop
 	$(BIN)/python -m benchmarks.smollm
-	$(BIN)/python -m benchmarks.train
+	$(BIN)/python -m benchmarks.bench_train
 
 bench-trl: dev  ## the same GRPO workload through TRL, in an environment of its own
 	$(BIN)/python -m benchmarks.smollm
 	$(BIN)/python -m benchmarks.trl
 
 bench-async: env  ## synchronous to fully asynchronous, against the closed form
-	$(BIN)/python -m benchmarks.asynchrony
+	$(BIN)/python -m benchmarks.bench_async
 
 example-smollm: dev  ## train SmolLM2-135M-Instruct with LoRA and with full weights
 	$(BIN)/python -m benchmarks.smollm
-	$(BIN)/triune run examples/smollm_lora.yaml
-	$(BIN)/triune run examples/smollm_full.yaml
+	$(BIN)/triune run examples/smollm_lora.yaml --restart
+	$(BIN)/triune run examples/smollm_full.yaml --restart
 
 gpu-check: dev  ## what needs a GPU, on a machine that has one
 	$(BIN)/python -m benchmarks.gpu_check
