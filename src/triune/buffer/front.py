@@ -389,6 +389,8 @@ class StoredBuffer:
 
     async def close(self) -> None:
         """Flush and close; others may take over what this process had admitted. Calls that wait are refused."""
+        if self._writer.has_stopped:
+            return
         who = self.who
         if who is not None:
             await self._writer.submit(lambda: self.store.runs.leave(who))

@@ -54,6 +54,11 @@ class Writer:
         with self._ready:
             self._ready.notify()
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stops
+
     def stop(self, *, abandon: bool = False) -> None:
         """Finish what is queued (or drop it, as a crash would) and end the thread."""
         with self._ready:

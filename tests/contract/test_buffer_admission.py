@@ -1,0 +1,135 @@
+"""Slots and the ledger (CONTRACTS C5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from triune.ports import AdmissionRule, Refund
+from triune.records import Task
+from triune.testing.buffers import ROOMY, BufferWorld, publish, run, stays_waiting
+from triune.testing.groups import make_group
+
+
+@pytest.mark.parametrize(("staleness", "fresh", "free"), [(0, 4, 4), (1, 4, 8), (0, 2.5, 3), (2, 1.25, 4)])
+def test_admission_runs_ahead_by_the_slot_budget_and_a_published_step_frees_fresh_more(
+    world: BufferWorld, staleness: int, fresh: float, free: int
+):
+    async def work():
+        buffer = await world.start()
+        rule = AdmissionRule(max_staleness=staleness, fresh=fresh)
+        await publish(buffer, 0)
+        taken = [await buffer.admit(Task(key=f"t{n}"), rule) for n in range(free)]
+        assert None not in taken
+        waiting = await stays_waiting(buffer.admit(Task(key="more"), rule))
+        await publish(buffer, 1)
+        assert await waiting is not None
+
+    run(work())
+
+
+def test_a_slot_is_refunded_once_however_often_it_is_said(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        rule = AdmissionRule(max_staleness=0, fresh=2)
+        one, _ = [await buffer.admit(Task(key=key), rule) for key in "ab"]
+        for reason in (Refund.INVALID, Refund.QUARANTINED, Refund.INVALID):
+            await buffer.refund(one, reason)
+        stats = await buffer.stats()
+        assert stats["refunded"] == 1
+        assert stats["refunds/invalid"] == 1
+        assert stats["open"] == 1
+        assert await buffer.admit(Task(key="c"), rule) is not None
+        await stays_waiting(buffer.admit(Task(key="d"), rule))
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_the_run_s_limit_ends_admission_once_no_open_group_can_still_be_refunded(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        rule = AdmissionRule(max_staleness=5, fresh=10, limit=2)
+        one, two = [await buffer.admit(Task(key=key), rule) for key in "ab"]
+        waiting = await stays_waiting(buffer.admit(Task(key="c"), rule))
+        await buffer.refund(one, Refund.TOO_SMALL)
+        three = await waiting
+        assert three is not None
+        waiting = await stays_waiting(buffer.admit(Task(key="d"), rule))
+        for group in (two, three):
+            await buffer.put(make_group(group), make_group(group))
+        assert await waiting is None
+
+    run(work())
+
+
+def test_the_cursor_commits_with_the_admission_and_survives(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        assert await buffer.cursor() is None
+        await buffer.admit(Task(key="a"), ROOMY, cursor={"epoch": 1, "row": [3, 4]})
+        await buffer.admit(Task(key="b"), ROOMY)
+        world.crash(buffer)
+        again = await world.start()
+        assert await again.cursor() == {"epoch": 1, "row": [3, 4]}
+
+    run(work())
+
+
+def test_open_admissions_come_back_in_ledger_order_after_a_crash_and_are_put_under_the_new_epoch(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        groups = [await buffer.admit(Task(key=key), ROOMY) for key in "cab"]
+        await buffer.put(make_group(groups[1]), make_group(groups[1]))
+        world.crash(buffer)
+        again = await world.start()
+        assert await again.open_admissions() == [groups[0], groups[2]]
+        for group in await again.open_admissions():
+            await again.put(make_group(group, attempt=1), make_group(group, attempt=1))
+        assert await again.open_admissions() == []
+        assert [lease.entry for lease in await again.lease(3)] == [str(group) for group in groups]
+        await again.check_conservation()
+
+    run(work())
+
+
+def test_open_admissions_of_a_live_process_are_left_alone_until_its_heartbeat_stops(world: BufferWorld):
+    async def work():
+        trainer = await world.start()
+        one, two = world.open(), world.open()
+        await one.join_run("r", timeout_s=5)
+        await two.join_run("r", timeout_s=5)
+        group = await one.admit(Task(key="a"), ROOMY)
+        assert await two.open_admissions() == []
+        assert await one.open_admissions() == [group]
+        world.crash(one)
+        world.time += 61
+        await two.renew()
+        await trainer.renew()
+        assert await two.open_admissions() == [group]
+
+    run(work())
+
+
+def test_a_group_refunded_as_stale_is_admitted_again_at_most_twice_and_then_quarantined(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        rule = AdmissionRule(max_staleness=0, fresh=1)
+        group = await buffer.admit(Task(key="a"), rule)
+        for _ in range(2):
+            assert await buffer.readmit(rule, max_retries=2) is None
+            await buffer.refund(group, Refund.STALE)
+            await buffer.put(make_group(group), dropped_by="stale")
+            assert await buffer.readmit(rule, max_retries=2) == group
+            assert await buffer.open_admissions() == [group]
+        await buffer.refund(group, Refund.STALE)
+        await buffer.put(make_group(group), dropped_by="stale")
+        assert (await buffer.stats())["late"] == 0
+        assert await buffer.readmit(rule, max_retries=2) is None
+        stats = await buffer.stats()
+        assert stats["admitted"] == 3
+        assert stats["refunded"] == 3
+        assert stats["refunds/quarantined"] == 1
+        assert await buffer.admit(Task(key="b"), rule) is not None
+        await buffer.check_conservation()
+
+    run(work())

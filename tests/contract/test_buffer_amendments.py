@@ -1,0 +1,148 @@
+"""Late rewards and people (CONTRACTS C7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from triune.errors import RecordError
+from triune.ports import AdmissionRule
+from triune.records import Source, Task
+from triune.testing.buffers import ROOMY, BufferWorld, fill, run, states, stays_waiting
+from triune.testing.groups import make_group
+
+
+def test_a_late_reward_makes_a_waiting_group_ready_with_recomputed_advantages(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        group = await buffer.admit(Task(key="a"), ROOMY)
+        raw = make_group(group, rewards=(1.0, None))
+        entry = await buffer.put(raw, raw)
+        assert await states(buffer) == {entry: "waiting"}
+        waiting = await stays_waiting(buffer.lease(1))
+        assert await buffer.amend(entry, {"members": {"1": {"reward": 0.0}}}, by="judge", key="k1") == "applied"
+        [lease] = await waiting
+        assert [row.reward for row in lease.group.experiences] == [1.0, 0.0]
+        assert [float(row.advantages[-1]) for row in lease.group.experiences] == [0.5, -0.5]
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_a_group_whose_reward_never_comes_expires_and_gives_its_slot_back(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        rule = AdmissionRule(max_staleness=0, fresh=1)
+        group = await buffer.admit(Task(key="a"), rule)
+        await buffer.put(make_group(group, rewards=(None,)), deadline_s=30)
+        waiting = await stays_waiting(buffer.admit(Task(key="b"), rule))
+        world.time += 31
+        assert await waiting is not None
+        assert await buffer.amend(str(group), {"reward": 1.0}, by="late", key="k") == "expired"
+        assert (await states(buffer))[str(group)] == "expired"
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_an_amendment_of_a_ready_entry_is_a_new_revision_idempotent_by_key(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        patch = {"members": {"1": {"reward": 3.0, "tags": ["nice"], "reward_parts": {"human": 3.0}}}}
+        assert [await buffer.amend(entry, patch, by="ann", key="k") for _ in range(2)] == ["applied", "applied"]
+        [lease] = await buffer.lease(1)
+        assert lease.revision == 2
+        second = lease.group.experiences[1]
+        assert second.reward == 3.0
+        assert second.info == {"tags": ["nice"]}
+        assert second.reward_parts == {"exact": 0.0, "human": 3.0}
+        assert float(second.advantages[-1]) == 1.0
+        assert [row["by"] for row in await buffer.amendments(entry)] == ["ann"]
+
+    run(work())
+
+
+def test_an_amendment_that_makes_a_group_flat_drops_it_and_refunds_its_slot(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        assert await buffer.amend(entry, {"reward": 1.0}, by="ann", key="k") == "applied"
+        assert await states(buffer) == {entry: "dropped"}
+        assert (await buffer.stats())["refunded"] == 1
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_amending_a_leased_entry_is_deferred_and_applied_when_it_is_returned(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        [lease] = await buffer.lease(1)
+        patch = {"members": {"0": {"reward": 2.0}}}
+        assert await buffer.amend(entry, patch, by="ann", key="k") == "deferred"
+        assert (await buffer.read(entry)).experiences[0].reward == 1.0
+        await buffer.give_back()
+        assert await buffer.amend(entry, patch, by="ann", key="k") == "applied"
+        [again] = await buffer.lease(1)
+        assert again.revision > lease.revision
+        assert again.group.experiences[0].reward == 2.0
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_amending_what_was_trained_reissues_only_the_amended_member_urgently_and_without_a_slot(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        [lease] = await buffer.lease(1)
+        patch = {"members": {"0": {"reward": 2.0}}}
+        assert await buffer.amend(entry, patch, by="ann", key="deferred") == "deferred"
+        await buffer.ack([(entry, lease.use_no)], checkpoint="c", step=1)
+        assert await buffer.amend(entry, patch, by="ann", key="deferred") == "reissued"
+        assert await buffer.amend(entry, {"members": {"1": {"reward": 1.5}}}, by="bob", key="later") == "reissued"
+        before = await buffer.stats()
+        made = await buffer.lease(8, wait=False)
+        assert len(made) == 2
+        assert before["admitted"] == 1
+        assert before["puts"] == 3
+        for one, member, reward in zip(made, (0, 1), (2.0, 1.5), strict=True):
+            [row] = one.group.experiences
+            assert (row.member, row.reward, row.source) == (member, reward, Source.HUMAN)
+            assert row.parents == (f"{entry}/{member}.0/main.agent.0",)
+            assert row.advantages is not None
+        await buffer.ack([(one.entry, one.use_no) for one in made], checkpoint="c", step=2)
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_a_reissued_entry_expires_by_its_own_clock(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        await buffer.ack([(entry, (await buffer.lease(1))[0].use_no)], checkpoint="c", step=1)
+        await buffer.amend(entry, {"members": {"0": {"reward": 2.0}}}, by="ann", key="k")
+        world.time += 86401
+        assert await buffer.lease(4, wait=False) == []
+        assert (await buffer.stats())["entries/expired"] == 1
+        await buffer.check_conservation()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "patch", [{"tokens": [1]}, {"reward": "good"}, {"reward": float("nan")}, {"members": {"x": {}}}, {"is_valid": 1}]
+)
+def test_an_amendment_of_what_cannot_be_amended_is_refused(world: BufferWorld, patch: dict[str, Any]):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        with pytest.raises(RecordError, match="amendment 'k'"):
+            await buffer.amend(entry, patch, by="ann", key="k")
+        assert await buffer.amendments(entry) == []
+
+    run(work())
