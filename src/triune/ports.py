@@ -357,6 +357,14 @@ class Buffer(Protocol):
         """
         ...
 
+    async def admit_ready(self, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule) -> list[GroupId]:
+        """Admit as many of these `(task, cursor)`, from the first on, as there are slots now, in one transaction.
+
+        Never waits, and leaves other live explorers their share. None while a group is due (`readmit`), which comes
+        first.
+        """
+        ...
+
     async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
         """The earliest group that is to be made again, admitted as soon as a slot is free; None when none is due.
 

@@ -133,3 +133,46 @@ def test_a_group_refunded_as_stale_is_admitted_again_at_most_twice_and_then_quar
         await buffer.check_conservation()
 
     run(work())
+
+
+def test_tasks_that_are_admitted_together_are_the_first_ones_for_which_there_are_slots(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        rule = AdmissionRule(max_staleness=0, fresh=3)
+        await publish(buffer, 0)
+        tasks = [(Task(key=key), {"at": key}) for key in "abcde"]
+        groups = await buffer.admit_ready(tasks, rule)
+        assert [group.task_key for group in groups] == ["a", "b", "c"]
+        assert await buffer.cursor() == {"at": "c"}
+        assert await buffer.admit_ready(tasks[3:], rule) == []
+
+    run(work())
+
+
+def test_groups_that_are_due_again_come_before_tasks_that_are_admitted_together(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await publish(buffer, 0)
+        stale = await buffer.admit(Task(key="a"), ROOMY)
+        assert stale is not None
+        await buffer.refund(stale, Refund.STALE)
+        assert await buffer.admit_ready([(Task(key="b"), None)], ROOMY) == []
+        assert await buffer.readmit(ROOMY, max_retries=2) == stale
+        assert len(await buffer.admit_ready([(Task(key="b"), None)], ROOMY)) == 1
+
+    run(work())
+
+
+def test_an_explorer_that_admits_many_tasks_leaves_the_others_their_share_of_the_slots(world: BufferWorld):
+    async def work():
+        trainer = await world.start()
+        one, other = world.open(), world.open()
+        await trainer.resume_at(step=0, version=-1, consumed=[], checkpoint="", strict=True)
+        for explorer in (one, other):
+            await explorer.join_run("r", timeout_s=5)
+        await publish(trainer, 0)
+        rule = AdmissionRule(max_staleness=0, fresh=8)
+        assert len(await one.admit_ready([(Task(key=f"a{n}"), None) for n in range(8)], rule)) == 4
+        assert len(await other.admit_ready([(Task(key=f"b{n}"), None) for n in range(8)], rule)) == 2
+
+    run(work())

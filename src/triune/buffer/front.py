@@ -139,6 +139,11 @@ class StoredBuffer:
         found = await self._until("slots", attempt)
         return None if isinstance(found, str) else found
 
+    async def admit_ready(self, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule) -> list[GroupId]:
+        """Admit as many of these `(task, cursor)`, from the first on, as there are slots now; see the port."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.ledger.admit_ready(who, tasks, rule))
+
     async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
         """The earliest group that is due again, once a slot is free for it; None when none is due. See the port."""
         who, ledger = self._me(), self.store.ledger

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +43,24 @@ class AdmissionLedger:
         self._insert(who, group)
         failpoint("buffer.admit.inside")
         return group
+
+    def admit_ready(self, who: Incarnation, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule) -> list[GroupId]:
+        """Admit tasks from the first on while there are slots; none while a group is due again.
+
+        Where several explorers are alive, each takes its share of the slots: whole batches for one would leave the
+        others idle.
+        """
+        if self.db.one("SELECT 1 FROM admissions WHERE run = ? AND is_due LIMIT 1", (who.run,)) is not None:
+            return []
+        others = max(0, self.runs.num_owners(who.run) - 2)  # besides this one, and the trainer
+        share = math.ceil(self.free_slots(who, rule) / (1 + others))
+        groups: list[GroupId] = []
+        for task, cursor in tasks[:share]:
+            group = self.admit(who, task, rule, cursor)
+            if not isinstance(group, GroupId):
+                break
+            groups.append(group)
+        return groups
 
     def _take_slot(self, who: Incarnation, rule: AdmissionRule, cursor: Any) -> str | None:
         """None when a slot was taken, "" when there is none now, `NO_MORE` when there never will be."""

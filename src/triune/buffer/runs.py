@@ -103,6 +103,11 @@ class Runs:
             (expires, who.run, who.owner),
         )
 
+    def num_owners(self, run: str) -> int:
+        """Live processes that take part in the run."""
+        row = self.db.one("SELECT count(*) FROM owners WHERE run = ? AND expires > ?", (run, self.db.now))
+        return row[0] if row else 0
+
     def leave(self, who: Incarnation) -> None:
         """This owner is gone: others may take over what it held."""
         self.db.execute("UPDATE owners SET expires = 0 WHERE owner = ?", (who.owner,))

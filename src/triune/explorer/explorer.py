@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from triune.errors import TriuneError, WorkflowError
+from triune.errors import EngineError, TriuneError, WorkflowError
 from triune.explorer.scheduler import Scheduler
 from triune.explorer.tally import Tally
 from triune.pipelines import Shaped
@@ -82,6 +83,7 @@ class Explorer:
         self._running: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Event()
         self._has_no_tasks = False
+        self._drawn: deque[tuple[Task, Any]] = deque()  # next tasks, not admitted yet
         self._told: set[str] = set()
         self._tally = Tally()
 
@@ -114,8 +116,10 @@ class Explorer:
             await self._explore_in_rounds()
         else:
             while (admitted := await self._next()) is not None:
+                together = [admitted, *await self._next_ready()]
                 await self._catch_up()
-                self._start(children, *admitted)
+                for group, task in together:
+                    self._start(children, group, task)
         await self._end(children, follower)
 
     # --------------------------------------------------------------------------------------------------- tasks
@@ -144,16 +148,32 @@ class Explorer:
         again = await self._readmit()
         if again is not None:
             return again
-        while (entry := self._tasks.next()) is not None:
-            task, cursor = entry
-            if self._scheduler.is_quarantined(task):
+        if self._draw(1) == 0:
+            self._has_no_tasks = True
+            return None
+        task, cursor = self._drawn.popleft()
+        with self._waiting("a slot, which the trainer's next version brings"):
+            group = await self._buffer.admit(task, self._rule, cursor=cursor)
+        return None if group is None else (group, task)
+
+    async def _next_ready(self) -> list[tuple[GroupId, Task]]:
+        """What can be admitted beside that one without waiting, so that whole batches are decoded together."""
+        num = self._draw(self._scheduler.num_free // self._group_size - 1)
+        if num == 0:
+            return []
+        groups = await self._buffer.admit_ready(tuple(self._drawn)[:num], self._rule)
+        return [(group, self._drawn.popleft()[0]) for group in groups]
+
+    def _draw(self, num: int) -> int:
+        """Have up to `num` tasks at hand that may be tried; the number of them."""
+        waiting, self._drawn = self._drawn, deque()
+        while len(self._drawn) < num and (entry := waiting.popleft() if waiting else self._tasks.next()) is not None:
+            if self._scheduler.is_quarantined(entry[0]):
                 self._tally.add({"quarantined": 1.0})
-                continue
-            with self._waiting("a slot, which the trainer's next version brings"):
-                group = await self._buffer.admit(task, self._rule, cursor=cursor)
-            return None if group is None else (group, task)
-        self._has_no_tasks = True
-        return None
+            else:
+                self._drawn.append(entry)
+        self._drawn.extend(waiting)
+        return max(0, min(num, len(self._drawn)))
 
     async def _readmit(self) -> tuple[GroupId, Task] | None:
         group = await self._buffer.readmit(self._rule, max_retries=self._max_stale_retries)
@@ -198,7 +218,7 @@ class Explorer:
         """Bring a version to the engine, and measure it when that is due, before any rollout starts with it."""
         self._log()
         with self._monitor.timed(f"{ROLE}/swap"):
-            tensors = await self._channel.fetch(update)
+            update, tensors = await self._fetch(update)
             await self._engine.swap(update, tensors)
         self._served = update
         if self._evaluator is not None and self._evaluator.is_due(update.step):
@@ -206,6 +226,17 @@ class Explorer:
             with self._monitor.timed(f"{ROLE}/evaluate"):
                 await self._evaluator.evaluate(update)
             self._may_start.set()
+
+    async def _fetch(self, update: WeightUpdate) -> tuple[WeightUpdate, Mapping[str, Any]]:
+        """The tensors of a version, or of a newer one that was published while this one was looked up."""
+        while True:
+            try:
+                return update, await self._channel.fetch(update)
+            except EngineError:
+                newest = await self._buffer.latest_version()
+                if newest is None or newest.version <= update.version:
+                    raise
+                update = newest
 
     # -------------------------------------------------------------------------------------------------- groups
 

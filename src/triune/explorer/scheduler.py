@@ -27,7 +27,7 @@ from triune.explorer.seeds import group_seed
 from triune.explorer.session import Session, Shared
 from triune.explorer.threads import run_in_thread
 from triune.explorer.watchdog import Watchdog
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.ports import Engine, GroupOutcome, Refund, Sampling
 from triune.records import GroupId, Stop, Task
 
@@ -124,10 +124,11 @@ class Scheduler:
             run.scores = GroupScores(bound.scorer, task, run, self._gate)
         self._runs[group] = run
         try:
+            now = loop.time()
             for member in range(num):
                 if self._free:
                     self._free -= 1
-                    self._start(run, member, loop.time())
+                    self._start(run, member, now)
                 else:
                     self._queue.append((run, member))
             await run.done
@@ -143,6 +144,11 @@ class Scheduler:
         """Whether a rollout could start at once."""
         return self._free > 0
 
+    @property
+    def num_free(self) -> int:
+        """Rollouts that could start at once."""
+        return self._free
+
     async def room(self) -> None:
         """Wait until a rollout could start at once."""
         while not self._free:
@@ -153,10 +159,6 @@ class Scheduler:
     def is_quarantined(self, task: Task) -> bool:
         """Whether the task failed so often in a row that it is not tried again."""
         return self._failed.get((task.taskset, task.key), 0) >= self._settings.quarantine_after
-
-    def quarantine(self, task: Task) -> None:
-        """Do not try the task again in this run."""
-        self._failed[task.taskset, task.key] = self._settings.quarantine_after
 
     def abort_older_than(self, version: int) -> int:
         """End training groups that began to sample with older weights, as stale; the number of them."""

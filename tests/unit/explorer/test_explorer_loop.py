@@ -92,7 +92,7 @@ class House:
         self.buffer = None
         self.monitor, self.tasks = Log(), Tasks(num_tasks)
         self.scheduler = make_scheduler(workflow, engine=served, **settings)
-        self.rule = AdmissionRule(max_staleness=staleness, fresh=fresh)
+        self.rule = AdmissionRule(max_staleness=staleness, fresh=fresh, limit=steps * fresh if deterministic else None)
         self.steps, self.finishes, self.train_s, self.group_size = steps, finishes, train_s, group_size
         self.deterministic = deterministic
         self.make = lambda: Explorer(
@@ -140,6 +140,20 @@ def test_on_policy_data_was_sampled_by_exactly_the_weights_it_is_trained_on(tmp_
     assert len(house.trained) == 12
     assert set(house.staleness) == {0}
     assert house.engine.swaps == [0, 1, 2, 3]
+
+
+def test_groups_that_have_slots_start_together_so_that_they_are_decoded_together(tmp_path):
+    house = House(quick, steps=3, fresh=4, group_size=2)
+    generate, running = house.engine.generate, []
+
+    async def noting(request):
+        running.append(house.scheduler.num_running)
+        return await generate(request)
+
+    house.engine.generate = noting
+    asyncio.run(house.run(tmp_path))
+    assert len(house.trained) == 12
+    assert running[::8] == [8, 8, 8], "when the first rollout of a version asks, all of them run"
 
 
 def test_the_rows_of_a_version_carry_the_fields_people_look_for(tmp_path):
