@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triune.errors import CheckpointError, ConfigError
 from triune.models import canonical_state, has_fast_bfloat16
+from triune.trainer.attention import use_short_attention
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
 
@@ -65,6 +66,7 @@ class Policy:
                 str(parameters[0].dtype).removeprefix("torch."),
             )
         if self.device.type == "cpu":
+            use_short_attention(base)
             torch.set_float32_matmul_precision(float32_matmul)
         self._reference: Policy | None = None
 
