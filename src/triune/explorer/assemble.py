@@ -12,6 +12,8 @@ from triune.explorer.session import Branch, Session
 from triune.ports import Reward
 from triune.records import Experience, ExperienceId, Stop, Turn
 
+_NOTHING: Mapping[str, float] = {}
+
 
 class Finished(msgspec.Struct, kw_only=True):
     """The attempt of a member that counts: its session and what its workflow returned."""
@@ -59,33 +61,47 @@ def _columns(branches: Sequence[Branch]) -> list[tuple[Any, ...]]:
     parts = [part for branch in branches for part in branch.parts]
     if not parts:
         return []
-    tokens = np.concatenate([tokens for tokens, _ in parts], dtype=np.int32)
-    lengths = [len(tokens) for tokens, _ in parts]
-    mask = np.repeat([completion is not None for _, completion in parts], lengths)
-    sampled = [completion for _, completion in parts if completion is not None]
-    logprobs = np.full(len(tokens), np.nan, dtype=np.float32)
-    versions = np.full(len(tokens), -1, dtype=np.int32)
-    if sampled:
-        logprobs[mask] = np.concatenate([completion.logprobs for completion in sampled])
-        versions[mask] = np.concatenate([completion.versions for completion in sampled])
-    raw = None
-    if any(completion.raw_logprobs is not None for completion in sampled):
-        raw = np.full(len(tokens), np.nan, dtype=np.float32)
-        raw[mask] = np.concatenate([c.logprobs if c.raw_logprobs is None else c.raw_logprobs for c in sampled])
+    tokens = np.concatenate([part[0] for part in parts])
+    total = len(tokens)
+    mask = np.zeros(total, dtype=np.bool_)
+    logprobs = np.full(total, np.nan, dtype=np.float32)
+    versions = np.full(total, -1, dtype=np.int32)
     views, start = [], 0
     for branch in branches:
-        stop = start + branch.length
-        here = slice(start, stop)
-        differs = raw is not None and any(c is not None and c.raw_logprobs is not None for _, c in branch.parts)
-        views.append((tokens[here], mask[here], logprobs[here], versions[here], raw[here] if differs else None))  # type: ignore[index]
-        start = stop
+        first, differs = start, False
+        for ids, completion in branch.parts:
+            stop = start + len(ids)
+            if completion is not None:
+                mask[start:stop] = True
+                logprobs[start:stop] = completion.logprobs
+                versions[start:stop] = completion.versions
+                if completion.raw_logprobs is not None:
+                    differs = True
+            start = stop
+        raw = _raw_logprobs(branch) if differs else None
+        views.append((tokens[first:start], mask[first:start], logprobs[first:start], versions[first:start], raw))
     return views
+
+
+def _raw_logprobs(branch: Branch) -> Any:
+    """float32[T]: untruncated log-probs; those of turns without truncation are the sampled ones."""
+    found = np.full(branch.length, np.nan, dtype=np.float32)
+    start = 0
+    for ids, completion in branch.parts:
+        if completion is not None:
+            plain = completion.raw_logprobs is None
+            found[start : start + len(ids)] = completion.logprobs if plain else completion.raw_logprobs
+        start += len(ids)
+    return found
 
 
 def _experience(one: Finished, number: int, branch: Branch, column: tuple[Any, ...]) -> Experience:
     session, reward = one.session, one.reward
     tokens, mask, logprobs, versions, raw = column
     is_valid = reward is not None and reward.is_valid
+    metrics = session.metrics or _NOTHING
+    if reward is not None and reward.metrics:
+        metrics = {**metrics, **reward.metrics}
     return Experience(
         id=ExperienceId(session.rollout, number),
         tokens=tokens,
@@ -96,20 +112,14 @@ def _experience(one: Finished, number: int, branch: Branch, column: tuple[Any, .
         raw_logprobs=raw,
         turns=_turns(session, branch),
         reward=reward.total if reward is not None and is_valid else None,
-        reward_parts=reward.parts if reward is not None else {},
+        reward_parts=reward.parts if reward is not None else _NOTHING,
         is_valid=is_valid,
         stop=one.stop or session.stop or branch.turns[-1][3],
-        metrics=_metrics(session, reward),
+        metrics=metrics,
         info=one.info,
         messages=branch.messages,
         tools=branch.tools,
     )
-
-
-def _metrics(session: Session, reward: Reward | None) -> Mapping[str, float]:
-    if reward is None or not reward.metrics:
-        return session.metrics or {}
-    return {**session.metrics, **reward.metrics} if session.metrics else reward.metrics
 
 
 def _turns(session: Session, branch: Branch) -> tuple[Turn, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ from triune.explorer.binding import BoundWorkflow
 from triune.explorer.faults import Failure, as_info
 from triune.explorer.session import Session, Shared
 from triune.ports import GroupOutcome, Refund
-from triune.records import Group, GroupId, RolloutId, Task
+from triune.records import Group, GroupId, RolloutId, Stop, Task
+
+_CUT = frozenset(stop for stop in Stop if stop.is_truncated)
 
 
 class Rollout:
@@ -109,35 +112,38 @@ class GroupRun:
             group=group,
             refund=refund,
             num_failed=self.num_failed,
-            metrics=self._metrics(members),
+            metrics=self._metrics(members, num_valid),
             failures=tuple(self.failures),
         )
 
-    def _metrics(self, members: list[Finished]) -> Mapping[str, float]:
+    def _metrics(self, members: list[Finished], num_valid: int) -> Mapping[str, float]:
         num = max(1, len(members))
-        rewards = [one.reward.total for one in members if one.reward is not None and one.reward.is_valid]
-        lengths = truncated = turns = 0
+        rewards, length, truncated, turns, has_parts = [], 0, 0, 0, False
         for one in members:
-            session = one.session
+            session, reward = one.session, one.reward
             turns += session.num_turns
-            is_cut = one.stop is not None and one.stop.is_truncated
+            is_cut = one.stop in _CUT or session.stop in _CUT
             for branch in session.branches:
                 for turn in branch.turns:
-                    lengths += turn[2] - turn[1]
-                    is_cut = is_cut or turn[3].is_truncated
-            truncated += is_cut or (session.stop is not None and session.stop.is_truncated)
+                    length += turn[2] - turn[1]
+                    is_cut = is_cut or turn[3] in _CUT
+            truncated += is_cut
+            if reward is not None and reward.is_valid:
+                rewards.append(reward.total)
+                has_parts = has_parts or bool(reward.parts or reward.metrics or session.metrics)
         found = {
-            "response_length": lengths / num,
+            "response_length": length / num,
             "truncated_ratio": truncated / num,
             "turns": turns / num,
             "num_failed": float(self.num_failed),
-            "invalid_ratio": 1.0 - sum(one.is_valid for one in members) / num,
+            "invalid_ratio": 1.0 - num_valid / num,
         }
         if rewards:
             mean = sum(rewards) / len(rewards)
             found["reward"] = mean
-            found["reward_std"] = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+            found["reward_std"] = math.sqrt(sum([(reward - mean) ** 2 for reward in rewards]) / len(rewards))
             found["flat_group_ratio"] = float(max(rewards) - min(rewards) < 1e-9)
+        if has_parts:
             self._add_parts(found, members, len(rewards))
         for failure in self.failures:
             name = f"failed/{failure['boundary']}"

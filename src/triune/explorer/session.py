@@ -16,7 +16,7 @@ import numpy as np
 from triune.errors import RolloutError
 from triune.explorer.faults import Aborted, ContextFull, SessionClosed
 from triune.explorer.seeds import turn_seed
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.ports import Completion, Engine, GenerateRequest, Sampling
 from triune.records import RolloutId, Stop
 from triune.shapes import TokensT
@@ -59,7 +59,7 @@ class Branch:
     __slots__ = ("ids", "length", "messages", "parts", "text", "tools", "turns")
 
     def __init__(self) -> None:
-        self.parts: list[tuple[TokensT, Completion | None]] = []
+        self.parts: list[tuple[TokensT, Completion | None]] = []  # no part is empty
         self.turns: list[tuple[int, int, int, Stop, float]] = []  # number of the call, start, stop, why, temperature
         self.ids: TokensT | None = None
         self.length = 0

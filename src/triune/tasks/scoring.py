@@ -121,6 +121,8 @@ def to_reward(value: Any, where: str) -> Reward:
     Raises:
         RewardError: None, text, NaN, infinity, several elements, or anything else.
     """
+    if type(value) is float and math.isfinite(value):
+        return Reward(total=value)
     if isinstance(value, Reward):
         if not value.is_valid:
             return value

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from triune.explorer import ExplorerSettings, Scheduler, bind_workflow
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.ports import Completion, GenerateRequest
 from triune.records import GroupId, Stop, Task
 from triune.testing import chats

@@ -85,7 +85,7 @@ def test_case_55_case_54_blocking_code_is_killed_at_its_deadline_and_the_worker_
     assert [failure["boundary"] for failure in outcome.failures] == ["timeout"] * 3
     assert not set(before) & set(after)
     assert not any(_alive(pid) for pid in before)
-    assert 0.6 < seconds < 6.0  # two at a time, each with a clock of its own; then a new process must start
+    assert 0.6 < seconds < 20.0  # two at a time, each with a clock of its own; then a new process must start
     assert outcome.group.experiences[0].stop is Stop.TIMEOUT
 
 
@@ -102,7 +102,7 @@ def test_rollouts_beside_one_that_blocks_are_tried_again_as_new_attempts(house):
         house, flows.blocks_the_loop, by_member, num=6, rollout_timeout_s=2.0, min_group=5, retries=0
     )
     rows = outcome.group.experiences
-    assert 2.0 < seconds < 3.0
+    assert 2.0 < seconds < 6.0
     assert [row.is_valid for row in rows] == [False, *[True] * 5]
     assert rows[0].stop is Stop.TIMEOUT
     assert {row.id.rollout.attempt for row in rows[1:]} == {0, 1}  # only those beside it were tried again

@@ -10,7 +10,7 @@ from explorer_fakes import Talker, completion, make_scheduler, run_group, tokeni
 
 from triune.errors import ConfigError
 from triune.explorer.faults import ContextFull
-from triune.models.chat import ChatTokenizer
+from triune.models import ChatTokenizer
 from triune.records import Stop
 from triune.testing import chats
 

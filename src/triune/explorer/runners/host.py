@@ -38,8 +38,7 @@ from triune.explorer.runners.frames import (
 from triune.explorer.session import Answer
 from triune.explorer.threads import run_in_thread
 from triune.ports import Reward
-from triune.records import Group, GroupId, RolloutId, Stop, Task
-from triune.records.wire import encode_group
+from triune.records import Group, GroupId, RolloutId, Stop, Task, encode_group
 
 
 class Remote:

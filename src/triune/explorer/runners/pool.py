@@ -37,8 +37,7 @@ from triune.explorer.runners.frames import (
     to_ids,
 )
 from triune.explorer.session import Session
-from triune.records import Task
-from triune.records.wire import decode_group
+from triune.records import Task, decode_group
 
 
 class _Run:
