@@ -225,3 +225,48 @@ def nano_sums(
         numbers = torch.randint(0, largest + 1, (operands,), generator=generator).tolist()
         question = "+".join(map(str, numbers)) + suffix
         yield [256, 260, *question.encode(), 258, 261], [*str(sum(numbers)).encode(), 258]
+
+
+class HfGenerate:
+    """`transformers.generate` over token ids: left-padded batches, sampling at temperature 1, nothing recorded.
+
+    Args:
+        name: In tables.
+        model: A Hugging Face causal LM.
+    """
+
+    def __init__(self, name: str, model: Any) -> None:
+        self.name, self.model = name, model.eval()
+
+    def run(self, prompts: Sequence[Any], lengths: Sequence[int], at_a_time: int) -> float:
+        """Wanted tokens per second.
+
+        Prompts are taken in the order of their answers' lengths, so that a batch, which runs as long as its longest
+        answer, wastes as little as it can.
+        """
+        order = sorted(range(len(prompts)), key=lambda number: lengths[number])
+        start = time.perf_counter()
+        for first in range(0, len(order), at_a_time):
+            chosen = order[first : first + at_a_time]
+            self._batch([prompts[number] for number in chosen], max(lengths[number] for number in chosen))
+        return sum(lengths) / (time.perf_counter() - start)
+
+    @torch.inference_mode()
+    def _batch(self, prompts: Sequence[Any], new_tokens: int) -> None:
+        widest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), widest, dtype=torch.long)
+        seen = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, widest - len(prompt) :] = torch.as_tensor(prompt)
+            seen[row, widest - len(prompt) :] = 1
+        self.model.generate(
+            ids,
+            attention_mask=seen,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+            pad_token_id=0,
+        )
