@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -364,6 +365,7 @@ def test_inline_code_that_blocks_the_loop_is_named_with_its_line(caplog):
 
     asyncio.run(one())
     (said,) = [record.getMessage() for record in caplog.records]
-    line = next(n for n, text in enumerate(open(__file__), 1) if "the line that is named" in text)
+    source = Path(__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(source, 1) if "the line that is named" in text)
     assert f"test_explorer_scheduler.py:{line} in rude blocks the event loop" in said
     assert "explorer.runner: process" in said
