@@ -49,10 +49,12 @@ def admission_rule(config: RunConfig) -> AdmissionRule:
 
 
 def build_pipeline(config: RunConfig) -> Pipeline:
-    """The run's operators, and the algorithm's advantage after them where it belongs to the pipeline."""
+    """The run's operators, and after them what the algorithm's advantage does to a group.
+
+    One that the trainer finishes (`where` is `trainer`) may have a part for the group too: the mean before a deviation.
+    """
     advantage = config.algorithm.advantage
-    last = [advantage] if getattr(advantage, "where", "pipeline") == "pipeline" else []
-    return Pipeline([*config.pipeline, *last])
+    return Pipeline([*config.pipeline, *([advantage] if callable(advantage) else [])])
 
 
 def load_tokenizer(config: RunConfig, location: str | Path) -> ChatTokenizer:

@@ -45,7 +45,8 @@ def stored_streams(algorithm: Algorithm) -> tuple[str, ...]:
     """
     if "values" in algorithm.needs:
         raise ConfigError("algorithm", "needs values", "an algorithm without a critic", "choose grpo or reinforce")
-    made = {"advantages"} if getattr(algorithm.advantage, "where", "pipeline") != "pipeline" else set()
+    # An advantage that is no operator is made by the trainer alone; others left their part with the experience.
+    made = set() if callable(algorithm.advantage) else {"advantages"}
     return tuple(sorted(algorithm.needs - COMPUTED - made))
 
 

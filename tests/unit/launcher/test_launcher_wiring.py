@@ -1,0 +1,44 @@
+"""What the launcher joins: halves that only fit when both are there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from triune.config import load_config
+from triune.launcher.explorer_side import build_pipeline
+from triune.ports import Lease
+from triune.records import GroupId
+from triune.testing.groups import make_group
+from triune.trainer.batch import build_batch, prepare, stored_streams
+
+
+class HereAndNow:
+    """A lane that runs work at once."""
+
+    async def run(self, work, *args):
+        """Call it."""
+        return work(*args)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_case_27_every_scale_of_the_advantage_reaches_the_trainer_through_the_pipeline_of_a_run(scale):
+    config = load_config(
+        {"tasks": {"use": "arithmetic"}, "algorithm": {"use": "grpo", "advantage": {"use": "grpo", "scale": scale}}}
+    )
+    pipeline, algorithm = build_pipeline(config), config.algorithm
+    rewards = ([0.0, 1.0], [0.0, 4.0])
+    leases = []
+    for number, some in enumerate(rewards):
+        raw = make_group(GroupId("r", "train", f"t{number}", 0), rewards=some)
+        shaped = pipeline.apply(raw).group
+        assert shaped is not None
+        leases.append(Lease(entry=str(raw.id), revision=1, use_no=1, group=shaped))
+    streams = stored_streams(algorithm)
+    batch = build_batch(leases, streams=streams, mini_batches=1, budget=4096, seed=(0, 0), device="cpu")
+    ready = asyncio.run(prepare(batch, None, algorithm, HereAndNow(), recomputes_old=False))
+    found = np.concatenate([micro.batch.advantages[micro.batch.action_mask].numpy() for micro in ready.micros])
+    spread = {"group": {2**-0.5}, "none": {0.5, 2.0}, "batch": {0.5 / 1.8929694, 2.0 / 1.8929694}}[scale]
+    assert sorted(set(np.abs(found).round(4))) == pytest.approx(sorted(spread), abs=1e-3)
