@@ -109,7 +109,7 @@ def build_scheduler(config: RunConfig, engine: Engine, tokenizer: ChatTokenizer,
     return Scheduler(
         engine=engine,
         tokenizer=tokenizer,
-        workflows=workflow_finder(tasks.bricks),
+        workflows=workflow_finder(tasks.bricks, portable=tasks.portable),
         settings=explorer,
         seed=config.seed,
         runners=None if inline else RunnerPool(explorer.runners, grace_s=explorer.grace_s),

@@ -22,12 +22,14 @@ class Tasks:
         training: The sets behind it.
         held_out: The sets of `eval.tasks`.
         bricks: Workflow and reward of any of their tasks.
+        portable: Whether runner processes may import them; functions passed from Python run in this process.
     """
 
     stream: MixedTasks
     training: list[OpenTaskset]
     held_out: list[OpenTaskset]
     bricks: TaskBricks
+    portable: bool = True
 
 
 def open_tasks(config: RunConfig, *, workflow: Any = None, reward: Any = None) -> Tasks:
@@ -52,10 +54,11 @@ def open_tasks(config: RunConfig, *, workflow: Any = None, reward: Any = None) -
         training=training,
         held_out=held_out,
         bricks=bricks,
+        portable=workflow is None and reward is None,
     )
 
 
-def workflow_finder(bricks: TaskBricks) -> Callable[[Task], BoundWorkflow]:
+def workflow_finder(bricks: TaskBricks, *, portable: bool = True) -> Callable[[Task], BoundWorkflow]:
     """The bound workflow of a task, each built once."""
     bound: dict[tuple[int, int], BoundWorkflow] = {}
 
@@ -63,7 +66,7 @@ def workflow_finder(bricks: TaskBricks) -> Callable[[Task], BoundWorkflow]:
         workflow, reward = bricks.workflow(task), bricks.reward(task)
         key = (id(workflow), id(reward))  # both are kept alive by `bricks`
         if key not in bound:
-            bound[key] = bind_workflow(workflow, reward, where=f"workflow of {task.taskset}")
+            bound[key] = bind_workflow(workflow, reward, where=f"workflow of {task.taskset}", portable=portable)
         return bound[key]
 
     return find
