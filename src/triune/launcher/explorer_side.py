@@ -54,7 +54,8 @@ def build_pipeline(config: RunConfig) -> Pipeline:
     One that the trainer finishes (`where` is `trainer`) may have a part for the group too: the mean before a deviation.
     """
     advantage = config.algorithm.advantage
-    return Pipeline([*config.pipeline, *([advantage] if callable(advantage) else [])])
+    last: list[Any] = [advantage] if callable(advantage) else []
+    return Pipeline([*config.pipeline, *last])
 
 
 def load_tokenizer(config: RunConfig, location: str | Path) -> ChatTokenizer:
