@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,12 @@ class Evaluation:
     async def measure(self, update: WeightUpdate) -> dict[str, float]:
         """Run every task on the served version, log the metrics, write the rows, and return the metrics."""
 
+        visits: Counter[tuple[str, str]] = Counter()  # equal rows share a key, and are measured as often as they stand
+
         async def run_task(task: Task) -> TaskResult:
-            group = GroupId(self._run, task.taskset, task.key, 0)
+            place = (task.taskset, task.key)
+            group = GroupId(self._run, *place, visits[place])
+            visits[place] += 1
             num = self.settings.samples
             outcome = await self._rollouts.run(group, task, num=num, sampling=self.sampling, training=False)
             if outcome.group is not None:

@@ -74,6 +74,19 @@ def test_case_51_every_task_is_measured_once_and_two_runs_agree():
     assert rollouts.most_at_once == 4
 
 
+def test_case_51_equal_rows_are_measured_each_once_under_groups_of_their_own(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1+1", "answer": "2"}\n' * 3 + '{"question": "1+2", "answer": "3"}\n')
+    rollouts = ScriptedRollouts(lambda task, member: 1.0)
+    evaluation = make(rollouts, tasks={"use": "jsonl", "path": str(path)})
+    for number in (0, 1):
+        rollouts.version = number
+        assert measure(evaluation, version(number))["eval/eval/num_tasks"] == 4
+    groups = [group for group, *_ in rollouts.asked]
+    assert len(set(groups[:4])) == 4
+    assert groups[:4] == groups[4:]
+
+
 def test_case_51_ids_do_not_depend_on_the_version_so_versions_share_their_random_numbers():
     rollouts = ScriptedRollouts(lambda task, member: 1.0)
     evaluation = make(rollouts)
