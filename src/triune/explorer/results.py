@@ -45,8 +45,8 @@ def _checked(rows: Any, finished: Finished, where: str) -> list[Experience]:
     try:
         for row in named:
             row.check()
-    except RecordError as error:
+    except (RecordError, TypeError, ValueError, AttributeError) as error:  # fields may be of any type
         raise RewardError(where, f"an experience that is malformed ({error})") from error
-    if len({row.reward for row in named}) > 1:
+    if any(row.reward != named[0].reward for row in named):
         raise RewardError(where, "experiences of one rollout with different rewards", "one reward, the rollout's")
     return named

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from triune.errors import RewardError
+from triune.errors import TriuneError
 from triune.explorer.assemble import Finished, build_experiences
 from triune.explorer.binding import BoundWorkflow
 from triune.explorer.session import Session
@@ -53,7 +53,7 @@ class GroupScores:
         self._work: asyncio.Task[None] | None = None
 
     async def score(self, session: Session, answer: str) -> Reward:
-        """Wait for the others; raises RewardError when the function fails."""
+        """Wait for the others; raises what the function failed with."""
         result: asyncio.Future[Reward] = asyncio.get_running_loop().create_future()
         self._waiting[session.rollout.member] = (session, answer, result)
         if self._gate is not None:
@@ -78,13 +78,13 @@ class GroupScores:
         self._gone |= self._waiting.keys()
         self._waiting.clear()
         try:
-            rewards: Sequence[Reward | RewardError] = await self._scorer.score_group(
+            rewards: Sequence[Reward | TriuneError] = await self._scorer.score_group(
                 self._task,
                 [answer for _, answer, _ in rows],
                 messages=[_messages(session) for session, _, _ in rows],
                 experiences=[row for row in (_experience(session) for session, _, _ in rows) if row is not None],
             )
-        except RewardError as error:
+        except TriuneError as error:  # a judge's EngineError too: whoever waits must hear of it
             rewards = [error] * len(rows)
         self._work = None
         for (session, _, result), reward in zip(rows, rewards, strict=True):
@@ -92,7 +92,7 @@ class GroupScores:
                 continue
             if self._gate is not None:
                 self._gate.enter(session.name)
-            if isinstance(reward, RewardError):
+            if isinstance(reward, TriuneError):
                 result.set_exception(reward)
             else:
                 result.set_result(reward)

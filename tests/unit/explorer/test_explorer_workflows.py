@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from explorer_fakes import make_scheduler, run_group
 
-from triune.errors import ConfigError
+from triune.errors import ConfigError, EngineError
 from triune.explorer import Model, bind_workflow
 from triune.explorer.workflows.multi_turn import MultiTurn, Step
 from triune.explorer.workflows.single_turn import SingleTurn
@@ -185,6 +186,27 @@ async def own_experiences(task, model):
             source=Source.EXPERT,
         )
     ]
+
+
+@pytest.mark.parametrize("changes", [{"reward": "good"}, {"reward": np.ones(2)}, {"tokens": None}, {"turns": None}])
+def test_case_35_experiences_with_fields_of_the_wrong_type_are_invalid_at_once_and_named(changes):
+    async def workflow(task, model):
+        (first, *_) = await own_experiences(task, model)
+        return [first.replace(**changes)]
+
+    outcome = run_group(make_scheduler(workflow, rollout_timeout_s=5.0, retries=0), 1)
+    assert [failure["boundary"] for failure in outcome.failures] == ["reward"]
+    assert "malformed" in outcome.failures[0]["error"]
+
+
+def test_a_group_reward_whose_judge_is_gone_fails_its_rollouts_at_once():
+    async def judged(task, answers):
+        raise EngineError("judge", "nobody answers")
+
+    began = time.monotonic()
+    outcome = run_group(make_scheduler(SingleTurn(), "1" + END, judged, rollout_timeout_s=5.0, retries=0))
+    assert [failure["boundary"] for failure in outcome.failures] == ["engine", "engine"]
+    assert time.monotonic() - began < 2
 
 
 def test_a_workflow_may_return_experiences_of_its_own():
