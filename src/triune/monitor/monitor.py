@@ -106,7 +106,11 @@ class RunMonitor:
         if self.settings.curve and self._series:
             from triune.monitor.curve import draw_curve
 
-            curve = draw_curve(self._series, self.info.folder / "curve.png", title=self.info.name)
+            try:
+                curve = draw_curve(self._series, self.info.folder / "curve.png", title=self.info.name)
+            except OSError as problem:  # a full disk must not hide how the run ended
+                curve = None
+                self._note(f"curve.png cannot be written: {problem}", bell=True)
             if curve is not None:
                 more["curve"] = str(curve)
         return self._write_summary(status, reason, error, more)

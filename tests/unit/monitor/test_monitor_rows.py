@@ -284,3 +284,13 @@ def test_the_curve_shows_reward_and_evaluations(tmp_path):
         monitor.log({"eval/a/mean@1": 0.5, "eval/a/mean@1/low": 0.4, "eval/a/mean@1/high": 0.6}, role="eval", step=step)
     monitor.finish("finished", "done")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_curve_that_cannot_be_drawn_does_not_hide_how_the_run_ended(tmp_path):
+    monitor = open_monitor(tmp_path, curve=True)
+    monitor.log({"reward": 0.5}, role="trainer", step=1)
+    (tmp_path / "curve.png").mkdir()  # as good as a full disk
+    monitor.finish("failed", "the disk is full")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["exit_reason"]) == ("failed", "the disk is full")
+    assert any("curve.png" in note for note in summary["notes"])
