@@ -104,6 +104,8 @@ def _read_column(data: memoryview, code: str, tail: tuple[int, ...], total: int)
         count = total
         for size in tail:
             count *= size
+        if not 0 <= count <= 8 * len(data):  # numpy would fill up with False
+            raise WireError("wire", f"a mask of {8 * len(data)} bits", f"{count}, one for each token")
         column = np.unpackbits(np.frombuffer(data, np.uint8), count=count).view(np.bool_)
         column.flags.writeable = False
     else:

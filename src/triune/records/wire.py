@@ -140,6 +140,8 @@ def _experience_header(experience: Experience, group: GroupId) -> dict[str, Any]
         items = getattr(experience, name)
         if items:
             header[name] = _with_extras(items, experience.unknown.get(name))
+        else:
+            header.pop(name, None)  # unknown fields of items that an operator took away
     return header
 
 

@@ -230,13 +230,28 @@ def test_a_header_that_lies_about_its_columns_is_refused():
             decode_group(rewrite_header(blob, lambda header, f=field, v=value: header.update({f: v})))
 
 
+def test_a_mask_with_fewer_bits_than_tokens_is_refused_and_not_filled_up():
+    def shorter(header: dict) -> None:
+        (mask,) = [column for column in header["columns"] if column[0] == "action_mask"]
+        mask[5] -= 1
+
+    with pytest.raises(WireError, match="a mask of 16 bits"):
+        decode_group(rewrite_header(encode_group(make_group(make_experience(prompt=20, response=4))), shorter))
+
+
+def test_turns_that_an_operator_took_away_leave_no_remains_of_their_unknown_fields():
+    row = make_experience(unknown={"turns": [{"mood": "brave"}]})
+    again = decode_group(encode_group(make_group(row)))
+    assert again.experiences[0].turns == ()
+
+
 def test_fields_of_a_newer_minor_version_are_kept_and_written_again():
     def newer(header: dict) -> None:
         header["colour"] = "green"
         header["task"]["difficulty"] = 0.5
         header["records"][0]["mood"] = {"a": [1]}
         header["records"][0]["turns"][0]["tool"] = "search"
-        name, code, tail, rows, offset, size = header["columns"][0]
+        _, code, tail, rows, offset, size = header["columns"][0]
         header["columns"].append(["routed_experts", code, tail, rows, offset, size])
 
     group = decode_group(rewrite_header(encode_group(make_group(FULL)), newer))
