@@ -100,5 +100,4 @@ class Optimiser:
             parameter = by_name.get(name)
             if parameter is None or (value.ndim and value.shape != parameter.shape):
                 raise CheckpointError(f"optimiser state {key}", "is of another model", "the model that was trained")
-            device = parameter.device if value.ndim else value.device
-            self._adamw.state[parameter][kind] = value.to(device, copy=True)
+            self._adamw.state[parameter][kind] = value.to(parameter.device, copy=True)  # fused: the counter too

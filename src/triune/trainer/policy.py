@@ -112,7 +112,8 @@ class Policy:
             return
         frozen = copy.deepcopy(self.model).requires_grad_(False)
         self._reference = copy.copy(self)
-        self._reference.__dict__.update(Policy(frozen, precision="float32").__dict__)
+        inner: Any = torch.get_float32_matmul_precision()  # the process's, which a policy sets
+        self._reference.__dict__.update(Policy(frozen, precision="float32", float32_matmul=inner).__dict__)
         self._reference.has_autocast, self._reference.dtype = self.has_autocast, self.dtype
 
     @contextmanager

@@ -42,3 +42,13 @@ def test_case_08_the_reference_is_scored_at_the_temperature_and_on_the_ids_the_s
         place = [n for n in range(len(group)) if torch.equal(micro.batch.tokens[n, : len(ids)], ids)]
         found = micro.batch.ref_logprobs[place[0]][micro.batch.action_mask[place[0]]].numpy()
         np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=f"row {row}")
+
+
+def test_keeping_a_reference_leaves_the_precision_of_products_as_the_run_file_says():
+    before = torch.get_float32_matmul_precision()
+    try:
+        policy = Policy(tiny_llama(), float32_matmul="highest")
+        policy.keep_reference()
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
