@@ -357,11 +357,16 @@ class Buffer(Protocol):
         """
         ...
 
-    async def admit_ready(self, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule) -> list[GroupId]:
-        """Admit as many of these `(task, cursor)`, from the first on, as there are slots now, in one transaction.
+    async def admit_next(
+        self, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule, *, after: Any
+    ) -> list[GroupId] | None:
+        """Wait for a slot, then admit as many of these `(task, cursor)`, from the first on, as there are slots.
 
-        Never waits, and leaves other live explorers their share. None while a group is due (`readmit`), which comes
-        first.
+        They follow the cursor `after` in task order. Other live explorers keep their share of the slots.
+
+        Returns:
+            Their groups; none of them when something comes first: a group is due (`readmit`), or another explorer
+            went on from `after` (`cursor`). None once the run was finished or its limit reached.
         """
         ...
 

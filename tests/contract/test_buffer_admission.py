@@ -141,10 +141,13 @@ def test_tasks_that_are_admitted_together_are_the_first_ones_for_which_there_are
         rule = AdmissionRule(max_staleness=0, fresh=3)
         await publish(buffer, 0)
         tasks = [(Task(key=key), {"at": key}) for key in "abcde"]
-        groups = await buffer.admit_ready(tasks, rule)
+        groups = await buffer.admit_next(tasks, rule, after=None)
+        assert groups is not None
         assert [group.task_key for group in groups] == ["a", "b", "c"]
         assert await buffer.cursor() == {"at": "c"}
-        assert await buffer.admit_ready(tasks[3:], rule) == []
+        waiting = await stays_waiting(buffer.admit_next(tasks[3:], rule, after={"at": "c"}))
+        await publish(buffer, 1)
+        assert [group.task_key for group in await waiting] == ["d", "e"]
 
     run(work())
 
@@ -156,9 +159,9 @@ def test_groups_that_are_due_again_come_before_tasks_that_are_admitted_together(
         stale = await buffer.admit(Task(key="a"), ROOMY)
         assert stale is not None
         await buffer.refund(stale, Refund.STALE)
-        assert await buffer.admit_ready([(Task(key="b"), None)], ROOMY) == []
+        assert await buffer.admit_next([(Task(key="b"), None)], ROOMY, after=None) == []
         assert await buffer.readmit(ROOMY, max_retries=2) == stale
-        assert len(await buffer.admit_ready([(Task(key="b"), None)], ROOMY)) == 1
+        assert len(await buffer.admit_next([(Task(key="b"), None)], ROOMY, after=None) or ()) == 1
 
     run(work())
 
@@ -172,7 +175,67 @@ def test_an_explorer_that_admits_many_tasks_leaves_the_others_their_share_of_the
             await explorer.join_run("r", timeout_s=5)
         await publish(trainer, 0)
         rule = AdmissionRule(max_staleness=0, fresh=8)
-        assert len(await one.admit_ready([(Task(key=f"a{n}"), None) for n in range(8)], rule)) == 4
-        assert len(await other.admit_ready([(Task(key=f"b{n}"), None) for n in range(8)], rule)) == 2
+        assert len(await one.admit_next([(Task(key=f"a{n}"), None) for n in range(8)], rule, after=None) or ()) == 4
+        assert len(await other.admit_next([(Task(key=f"b{n}"), None) for n in range(8)], rule, after=None) or ()) == 2
+
+    run(work())
+
+
+def test_an_explorer_learns_that_another_one_drew_its_tasks_instead_of_drawing_them_twice(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await publish(buffer, 0)
+        await buffer.admit_next([(Task(key="a"), {"at": 1})], ROOMY, after={"at": 0})
+        assert await buffer.admit_next([(Task(key="a"), {"at": 1})], ROOMY, after={"at": 0}) == []
+        assert await buffer.cursor() == {"at": 1}
+        assert len(await buffer.admit_next([(Task(key="b"), {"at": 2})], ROOMY, after={"at": 1}) or ()) == 1
+
+    run(work())
+
+
+def test_groups_of_an_explorer_whose_heart_stopped_are_due_again_and_what_it_puts_later_is_dropped(world: BufferWorld):
+    async def work():
+        trainer = await world.start()
+        rule = AdmissionRule(max_staleness=0, fresh=1)
+        await publish(trainer, 0)
+        dead, other = world.open(), world.open()
+        for explorer in (dead, other):
+            await explorer.join_run("r", timeout_s=5)
+        group = await dead.admit(Task(key="a"), rule)
+        assert group is not None
+        assert await other.readmit(rule, max_retries=2) is None
+        waiting = await stays_waiting(other.admit_next([(Task(key="b"), 1)], rule, after=None))
+        dead.abandon()
+        world.time += 61
+        await trainer.renew()
+        await other.renew()
+        assert await waiting == []  # a group is due, and comes first
+        late = world.open()
+        await late.join_run("r", timeout_s=5)
+        await late.put(make_group(group), make_group(group))  # the dead one, had it only slept
+        assert (await late.stats())["entries/dropped"] == 1
+        assert await other.readmit(rule, max_retries=2) == group
+        await other.put(make_group(group), make_group(group))
+        assert [lease.entry for lease in await trainer.lease(1)] == [str(group)]
+        await trainer.check_conservation()
+
+    run(work())
+
+
+def test_case_45_the_end_of_tasks_waits_for_groups_that_other_explorers_still_make(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await publish(buffer, 0)
+        one, two = [await buffer.admit(Task(key=key), ROOMY) for key in "ab"]
+        assert one is not None
+        assert two is not None
+        await buffer.put(make_group(one), make_group(one))
+        await buffer.end("the tasks ran out")
+        waiting = await stays_waiting(buffer.lease(4))
+        await buffer.refund(two, Refund.STALE)
+        assert not waiting.done()
+        assert await buffer.readmit(ROOMY, max_retries=2) == two
+        await buffer.put(make_group(two), make_group(two))
+        assert len(await waiting) == 2
 
     run(work())

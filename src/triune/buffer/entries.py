@@ -104,6 +104,8 @@ class Entries:
         self.runs.check(who)
         admission = self.ledger.close(parcel.id) if parcel.id.run == who.run else None
         scope = who.run if buffer == MAIN else ""
+        if admission is not None and admission[1] == "refunded" and not dropped_by:
+            dropped_by = "late"  # its slot was given to others while its maker was thought dead
         state, reason = self._first_state(parcel, dropped_by)
         seq = self._insert(parcel, who.epoch, admission, scope, buffer, state, reason, deadline_s)
         if seq is None:

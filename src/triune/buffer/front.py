@@ -17,7 +17,7 @@ from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
 from triune.buffer.entries import MAIN, make_parcel, operators_of
 from triune.buffer.ledger import NO_MORE
-from triune.buffer.runs import Incarnation
+from triune.buffer.runs import Incarnation, TrainerState
 from triune.buffer.store import Store
 from triune.buffer.transfer import export_lines, from_plain, import_lines
 from triune.buffer.uses import Grant, Order
@@ -124,6 +124,11 @@ class StoredBuffer:
             ) from error
         return self._me().epoch
 
+    async def trainer(self) -> TrainerState:
+        """How the process that opened the run is, for an explorer beside it."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.runs.trainer(who))
+
     # ---- admission and the ledger
 
     async def admit(self, task: Task, rule: AdmissionRule, *, cursor: Any = None) -> GroupId | None:
@@ -139,10 +144,20 @@ class StoredBuffer:
         found = await self._until("slots", attempt)
         return None if isinstance(found, str) else found
 
-    async def admit_ready(self, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule) -> list[GroupId]:
-        """Admit as many of these `(task, cursor)`, from the first on, as there are slots now; see the port."""
-        who = self._me()
-        return await self._writer.submit(lambda: self.store.ledger.admit_ready(who, tasks, rule))
+    async def admit_next(
+        self, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule, *, after: Any
+    ) -> list[GroupId] | None:
+        """Wait for a slot, then admit as many of these `(task, cursor)` as there are slots; see the port."""
+        who, ledger = self._me(), self.store.ledger
+
+        def attempt() -> list[GroupId] | str | None:
+            found = ledger.admit_next(who, tasks, rule, after)
+            if found is None:
+                self.store.uses.sweep(who)
+            return found
+
+        found = await self._until("slots", attempt)
+        return None if isinstance(found, str) else found
 
     async def readmit(self, rule: AdmissionRule, *, max_retries: int) -> GroupId | None:
         """The earliest group that is due again, once a slot is free for it; None when none is due. See the port."""

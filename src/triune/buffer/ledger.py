@@ -44,23 +44,35 @@ class AdmissionLedger:
         failpoint("buffer.admit.inside")
         return group
 
-    def admit_ready(self, who: Incarnation, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule) -> list[GroupId]:
-        """Admit tasks from the first on while there are slots; none while a group is due again.
+    def admit_next(
+        self, who: Incarnation, tasks: Sequence[tuple[Task, Any]], rule: AdmissionRule, after: Any
+    ) -> list[GroupId] | str | None:
+        """Admit tasks from the first on while there are slots; None = no slot now, `NO_MORE` = never again.
 
+        None of them where a group is due, or another explorer went on from the cursor `after`: that comes first.
         Where several explorers are alive, each takes its share of the slots: whole batches for one would leave the
         others idle.
         """
-        if self.db.one("SELECT 1 FROM admissions WHERE run = ? AND is_due LIMIT 1", (who.run,)) is not None:
+        self.runs.check(who)
+        if self._is_any_due(who) or self._went_on(who, after):
             return []
         others = max(0, self.runs.num_owners(who.run) - 2)  # besides this one, and the trainer
         share = math.ceil(self.free_slots(who, rule) / (1 + others))
         groups: list[GroupId] = []
-        for task, cursor in tasks[:share]:
-            group = self.admit(who, task, rule, cursor)
-            if not isinstance(group, GroupId):
-                break
-            groups.append(group)
+        for task, cursor in tasks[: max(1, share)]:
+            found = self.admit(who, task, rule, cursor)
+            if not isinstance(found, GroupId):
+                return groups or (found if found is not None or not self.recall_orphans(who) else [])
+            groups.append(found)
         return groups
+
+    def _is_any_due(self, who: Incarnation) -> bool:
+        return self.db.one("SELECT 1 FROM admissions WHERE run = ? AND is_due LIMIT 1", (who.run,)) is not None
+
+    def _went_on(self, who: Incarnation, after: Any) -> bool:
+        """Whether the cursor of the newest admission is another than `after`."""
+        row = self.db.one("SELECT cursor FROM runs WHERE run = ?", (who.run,))
+        return bool(row and row[0] is not None and row[0] != pack(after))
 
     def _take_slot(self, who: Incarnation, rule: AdmissionRule, cursor: Any) -> str | None:
         """None when a slot was taken, "" when there is none now, `NO_MORE` when there never will be."""
@@ -101,6 +113,8 @@ class AdmissionLedger:
             "WHERE run = ? AND is_due ORDER BY seq",
             (who.run,),
         )
+        if not due and self.recall_orphans(who):
+            return self.readmit(who, rule, max_retries)
         for seq, taskset, key, visit, round_no, retries, reason in due:
             is_stale = reason == Refund.STALE
             if is_stale and retries >= max_retries:
@@ -156,13 +170,29 @@ class AdmissionLedger:
             return False
         self.db.execute("UPDATE runs SET refunded = refunded + 1 WHERE run = ?", (run,))
         self.db.count(f"refunds/{run}/{reason}")
-        self.db.touched.add("slots")
+        self.db.touched |= {"slots", "entries"}
         return True
 
     def recall_open(self, who: Incarnation) -> None:
         """Refund what is admitted but not put, and make it due again: its rollouts died with their process."""
         for (seq,) in self.db.all("SELECT seq FROM admissions WHERE run = ? AND state = 'open'", (who.run,)):
             self.refund(who.run, seq, Refund.LOST.value, is_due=True)
+
+    def recall_orphans(self, who: Incarnation) -> int:
+        """Do the same for what explorers of this incarnation held whose heartbeat has stopped; the number of them."""
+        rows = self.db.all(
+            "SELECT a.seq FROM admissions a LEFT JOIN owners o ON o.owner = a.owner "
+            "WHERE a.run = ? AND a.state = 'open' AND a.owner != ? AND (o.expires IS NULL OR o.expires <= ?)",
+            (who.run, who.owner, self.db.now),
+        )
+        for (seq,) in rows:
+            self.refund(who.run, seq, Refund.LOST.value, is_due=True)
+        return len(rows)
+
+    def is_settled(self, run: str) -> bool:
+        """Whether no group is being made or due."""
+        sql = "SELECT 1 FROM admissions WHERE run = ?1 AND {} LIMIT 1"
+        return not any(self.db.one(sql.format(part), (run,)) for part in ("state = 'open'", "is_due"))
 
     def open_groups(self, who: Incarnation) -> list[GroupId]:
         """Groups neither put nor refunded that no other live owner works on; the caller takes them over."""

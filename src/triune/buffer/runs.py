@@ -17,6 +17,21 @@ class Incarnation:
     owner: str
 
 
+@dataclass(frozen=True)
+class TrainerState:
+    """How the process that opened a run is, as its explorers see it.
+
+    Attributes:
+        is_same: It is the incarnation they joined; another one has taken over where not.
+        is_alive: Its heart beats.
+        is_finished: It wants no more experience.
+    """
+
+    is_same: bool
+    is_alive: bool
+    is_finished: bool
+
+
 class Runs:
     """Epochs, fencing, heartbeats and the two ends of a run."""
 
@@ -67,6 +82,18 @@ class Runs:
         who = Incarnation(run, row[0], owner)
         self.renew(who)
         return who
+
+    def trainer(self, who: Incarnation) -> TrainerState:
+        """How the process that opened the run is."""
+        row = self.db.one(
+            "SELECT r.epoch, o.expires, r.finished FROM runs r LEFT JOIN owners o ON o.owner = r.opener "
+            "WHERE r.run = ?",
+            (who.run,),
+        )
+        assert row is not None, "a run that was joined has its row"
+        epoch, expires, finished = row
+        is_alive = expires is not None and expires > self.db.now
+        return TrainerState(is_same=epoch == who.epoch, is_alive=is_alive, is_finished=finished is not None)
 
     def settle(self, who: Incarnation) -> None:
         """The run stands at its checkpoint: others may join it."""

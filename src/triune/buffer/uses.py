@@ -83,9 +83,13 @@ class Uses:
         self.sweep(who)
         chosen = self._choose(who, order)
         num_ordinary = sum(candidate.class_ == 0 for candidate in chosen)
-        if num_ordinary < order.num and not (is_final or self.runs.has_ended(who.run)):
+        if num_ordinary < order.num and not (is_final or self._is_all(who.run)):
             return None
         return self._grant(who, chosen)
+
+    def _is_all(self, run: str) -> bool:
+        """Whether nothing more can come: the tasks ran out and no explorer is making a group, or the run is over."""
+        return self.runs.is_finished(run) or (self.runs.has_ended(run) and self.entries.ledger.is_settled(run))
 
     def _choose(self, who: Incarnation, order: Order) -> list[_Candidate]:
         """The best candidates; over-stale ones on the way are dropped and refunded."""

@@ -30,6 +30,9 @@ from triune.records import Group, GroupId, Task
 
 ROLE = "explorer"
 
+RECHECK_S = 0.05
+"""How often an explorer that has nothing to do asks whether a group is due again."""
+
 log = logging.getLogger("triune.explorer")
 
 
@@ -84,6 +87,7 @@ class Explorer:
         self._may_start = asyncio.Event()
         self._has_no_tasks = False
         self._drawn: deque[tuple[Task, Any]] = deque()  # next tasks, not admitted yet
+        self._cursor: Any = None  # of the last task that was admitted
         self._told: set[str] = set()
         self._tally = Tally()
 
@@ -100,7 +104,8 @@ class Explorer:
             async with asyncio.TaskGroup() as children:
                 await self._explore(children)
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            error = _first(errors)
+            raise error from error.__cause__
         finally:
             self._log()
 
@@ -115,10 +120,9 @@ class Explorer:
         if self._deterministic:
             await self._explore_in_rounds()
         else:
-            while (admitted := await self._next()) is not None:
-                together = [admitted, *await self._next_ready()]
+            while admitted := await self._next():
                 await self._catch_up()
-                for group, task in together:
+                for group, task in admitted:
                     self._start(children, group, task)
         await self._end(children, follower)
 
@@ -136,33 +140,44 @@ class Explorer:
             else:
                 await self._scheduler.room()
                 self._start(children, group, task)
-        cursor = await self._buffer.cursor()
-        if cursor is not None:
-            self._tasks.seek(cursor)
+        await self._seek()
 
-    async def _next(self) -> tuple[GroupId, Task] | None:
-        """The next admitted group: one that became stale before, else the next task; None when there is none."""
+    async def _seek(self) -> bool:
+        """Go to the cursor of the newest admission, another explorer's too; whether that is elsewhere."""
+        cursor = await self._buffer.cursor()
+        if cursor is None or cursor == self._cursor:
+            return False
+        self._tasks.seek(cursor)
+        self._cursor = cursor
+        self._drawn.clear()
+        return True
+
+    async def _next(self) -> list[tuple[GroupId, Task]]:
+        """The next admitted groups: one that is due again, else as many new ones as have slots; none when it is over.
+
+        What is admitted together is decoded together.
+        """
         if not self._deterministic and not self._scheduler.has_room:
             with self._waiting("a free lane"):
                 await self._scheduler.room()
-        again = await self._readmit()
-        if again is not None:
-            return again
-        if self._draw(1) == 0:
-            self._has_no_tasks = True
-            return None
-        task, cursor = self._drawn.popleft()
-        with self._waiting("a slot, which the trainer's next version brings"):
-            group = await self._buffer.admit(task, self._rule, cursor=cursor)
-        return None if group is None else (group, task)
-
-    async def _next_ready(self) -> list[tuple[GroupId, Task]]:
-        """What can be admitted beside that one without waiting, so that whole batches are decoded together."""
-        num = self._draw(self._scheduler.num_free // self._group_size - 1)
-        if num == 0:
-            return []
-        groups = await self._buffer.admit_ready(tuple(self._drawn)[:num], self._rule)
-        return [(group, self._drawn.popleft()[0]) for group in groups]
+        while True:
+            again = await self._readmit()
+            if again is not None:
+                return [again]
+            num = self._draw(max(1, self._scheduler.num_free // self._group_size))
+            if num == 0 and not await self._seek():
+                self._has_no_tasks = True
+                return []
+            with self._waiting("a slot, which the trainer's next version brings"):
+                tasks = tuple(self._drawn)[:num]
+                groups = await self._buffer.admit_next(tasks, self._rule, after=self._cursor) if num else []
+            if groups is None:
+                return []
+            if groups:
+                taken = [self._drawn.popleft() for _ in groups]
+                self._cursor = taken[-1][1]
+                return [(group, task) for group, (task, _) in zip(groups, taken, strict=True)]
+            await self._seek()
 
     def _draw(self, num: int) -> int:
         """Have up to `num` tasks at hand that may be tried; the number of them."""
@@ -301,22 +316,17 @@ class Explorer:
     async def _explore_in_rounds(self) -> None:
         """Admit what the slots allow, run it as one set of waves, keep it in order; the clock decides nothing."""
         gate: Any = self._engine
-        admitted = await self._next()
-        while admitted is not None:
+        while admitted := await self._next():
+            while await self._num_slots() and (more := await self._next()):
+                admitted += more
             await self._catch_up()
             gate.hold()
-            rolls = [(admitted[0], asyncio.ensure_future(self._roll(*admitted)))]
-            for _ in range(await self._num_slots()):
-                admitted = await self._next()
-                if admitted is None:
-                    break
-                rolls.append((admitted[0], asyncio.ensure_future(self._roll(*admitted))))
+            rolls = [(group, asyncio.ensure_future(self._roll(group, task))) for group, task in admitted]
+            await asyncio.sleep(0)
             gate.release()
             await asyncio.gather(*(roll for _, roll in rolls))
             for group, roll in rolls:
                 await self._keep(group, roll.result())
-            if admitted is not None:
-                admitted = await self._next()
 
     async def _num_slots(self) -> int:
         """Groups that may be admitted now without waiting; counted, because waiting would be a matter of time."""
@@ -330,39 +340,45 @@ class Explorer:
                 await asyncio.wait(self._running)
 
     async def _end(self, children: asyncio.TaskGroup, follower: asyncio.Task[None] | None) -> None:
-        """Hand over what is left; go on following versions until the trainer is done, to measure the last one."""
+        """Hand over what is left, then stay until the trainer is done: it may need a group again, or a measurement."""
         if self._has_no_tasks:
             await self._drain("the last rollouts")
-            while self._style == "inflight" and (again := await self._readmit()) is not None:
-                self._start(children, *again)
-                await self._drain("rollouts that became too old")
             await self._buffer.end("the tasks ran out")
-        if follower is not None:
-            await self._outlive(children, follower)
+        with self._waiting("the trainer's last step"):
+            await (self._outlive(children) if follower is None else self._outlive_beside(children, follower))
         for child in tuple(self._running):
             child.cancel()
-        await self._follow_to_the_end()
 
-    async def _outlive(self, children: asyncio.TaskGroup, follower: asyncio.Task[None]) -> None:
-        """Groups found too old when they were to be trained on are made again until the trainer has finished."""
-        with self._waiting("the trainer's last step"):
-            while not follower.done():
-                again = None if self._has_no_tasks else await self._readmit()
-                if again is not None:
-                    self._start(children, *again)
-                else:
-                    await asyncio.wait({follower}, timeout=0.05)
-
-    async def _follow_to_the_end(self) -> None:
+    async def _outlive(self, children: asyncio.TaskGroup) -> None:
+        """Measure versions that are due, and make again what came to nothing elsewhere, until the trainer is done."""
         assert self._served is not None
-        while self._evaluator is not None:
-            update = await self._wait_for_version(self._served.version)
-            if update is None:
-                return
-            self._log()  # under the step that its rollouts were made for
-            if self._evaluator.is_due(update.step):
-                await self._serve(update)
-            self._served = update
+        news = asyncio.ensure_future(self._buffer.wait_version(self._served.version))
+        try:
+            while True:
+                again = await self._readmit()
+                if again is not None:
+                    await self._catch_up()
+                    self._start(children, *again)
+                elif (await asyncio.wait({news}, timeout=RECHECK_S))[0]:
+                    update = news.result()
+                    if update is None:
+                        return
+                    self._log()  # under the step that its rollouts were made for
+                    if self._evaluator is not None and self._evaluator.is_due(update.step):
+                        await self._drain("running rollouts, to take newer weights")
+                        await self._serve(update)
+                    news = asyncio.ensure_future(self._buffer.wait_version(update.version))
+        finally:
+            news.cancel()
+
+    async def _outlive_beside(self, children: asyncio.TaskGroup, follower: asyncio.Task[None]) -> None:
+        """Make again what became too old, until the follower hears that the trainer is done."""
+        while not follower.done():
+            again = await self._readmit()
+            if again is not None:
+                self._start(children, *again)
+            else:
+                await asyncio.wait({follower}, timeout=RECHECK_S)
 
     # -------------------------------------------------------------------------------------------------- metrics
 
