@@ -116,6 +116,37 @@ def _mini_batches(config: RunConfig) -> Iterator[ConfigError]:
         )  # fmt: skip
 
 
+def _imitation(config: RunConfig) -> Iterator[ConfigError]:
+    """Case 52: what shapes or ages sampled experience does nothing where answers are there already."""
+    if wanted_unit(config.algorithm) != "sequences_per_step":
+        return
+    name = _brick_name(config.algorithm)
+    if config.pipeline:
+        yield ConfigError(
+            "pipeline", f"found {len(config.pipeline)} operators, and {name} imitates: no group passes a pipeline",
+            "no operators", "leave it out, and filter the rows of the task set",
+        )  # fmt: skip
+    if config.sync.max_staleness:
+        yield ConfigError(
+            "sync.max_staleness", f"found {config.sync.max_staleness}, and {name} imitates: answers have no version",
+            "0", "leave it out",
+        )  # fmt: skip
+
+
+def _measured_checkpoints(config: RunConfig) -> Iterator[ConfigError]:
+    """Checkpoints that are removed before the run ends would silently be missing from its evaluation."""
+    trainer = config.trainer
+    if not config.eval.every or config.eval.during != "checkpoint" or trainer.keep_checkpoints is None:
+        return
+    saved = -(-trainer.steps // trainer.save_every) if trainer.save_every else 1
+    if saved > trainer.keep_checkpoints:
+        yield ConfigError(
+            "trainer.keep_checkpoints", f"found {trainer.keep_checkpoints} with `eval.during: checkpoint`, which "
+            f"measures at the end, and {saved} checkpoints until then", "all of them kept",
+            "write `trainer.keep_checkpoints: null`",
+        )  # fmt: skip
+
+
 def _deterministic(config: RunConfig) -> Iterator[ConfigError]:
     if not config.deterministic:
         return
@@ -191,6 +222,8 @@ CHECKS: tuple[Check, ...] = (
     _groups,
     _batch_unit,
     _mini_batches,
+    _imitation,
+    _measured_checkpoints,
     _deterministic,
     _lengths,
     _endpoints,

@@ -159,6 +159,21 @@ def test_case_52_an_option_that_would_do_nothing_is_an_error():
     assert "has no such field" in problem("algorithm.colour=blue")
 
 
+def test_case_52_operators_and_staleness_are_refused_where_nothing_is_sampled():
+    imitates = {"tasks": {"use": "arithmetic"}, "algorithm": "sft"}
+    assert load_config(imitates).algorithm.group_size == 1
+    assert problem("pipeline=[drop_invalid]", base=imitates).startswith("pipeline: found 1 operators, and sft imitates")
+    assert problem("sync.max_staleness=1", base=imitates).startswith("sync.max_staleness: found 1")
+
+
+def test_case_52_checkpoints_that_are_measured_at_the_end_must_still_be_there():
+    late = {**BASE, "eval": {"every": 10, "during": "checkpoint", "tasks": {"use": "arithmetic", "size": 4}}}
+    late["trainer"] = {"steps": 100, "save_every": 10}
+    assert "trainer.keep_checkpoints: found 3 with `eval.during: checkpoint`" in problem(base=late)
+    for trainer in ({"keep_checkpoints": None}, {"keep_checkpoints": 10}, {"save_every": 50}):
+        load_config({**late, "trainer": {**late["trainer"], **trainer}})
+
+
 def test_all_problems_are_told_at_once():
     text = problem("seed=-1", "trainer.stepz=3", "algorithm.policy_loss.clip_hi=1")
     assert "3 problems" in text
