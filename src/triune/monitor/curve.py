@@ -34,12 +34,14 @@ def draw_curve(series: Mapping[str, Series], path: Path, *, title: str) -> Path 
     if main is not None:
         steps, values = zip(*series[main], strict=True)
         axes.plot(steps, values, label=main, color="tab:blue", alpha=0.85)
-    for name in measures:
+    for number, name in enumerate(measures, start=1):  # colour 0 is the line's
         steps, values = zip(*series[name], strict=True)
         low = [value - bound for (_, bound), value in zip(series[f"{name}/low"], values, strict=False)]
         high = [bound - value for (_, bound), value in zip(series[f"{name}/high"], values, strict=False)]
         bars = [[max(0.0, v) for v in low], [max(0.0, v) for v in high]]
-        axes.errorbar(steps, values, yerr=bars, fmt="o-", capsize=3, label=f"{name} (95 % interval)")
+        axes.errorbar(
+            steps, values, yerr=bars, fmt="o-", capsize=3, color=f"C{number}", label=f"{name} (95 % interval)"
+        )
     axes.set_xlabel("step")
     axes.set_title(title)
     axes.grid(alpha=0.3)
