@@ -150,6 +150,26 @@ def test_leases_live_while_their_owner_beats_and_expire_after(world: BufferWorld
     run(work())
 
 
+def test_case_38_a_machine_that_slept_does_not_train_twice_on_what_it_holds(world: BufferWorld):
+    async def work():
+        trainer = await world.start()
+        explorer = world.open()
+        await explorer.join_run("r", timeout_s=5)
+        await fill(trainer, 2)
+        [lease] = await trainer.lease(1)
+        world.time += 3600  # all processes were suspended: nobody has beaten, nobody is dead
+        waiting = await stays_waiting(explorer.admit(Task(key="x"), AdmissionRule(max_staleness=0, fresh=1)))
+        again = await trainer.lease(2, wait=False)
+        assert [other.entry for other in again] == ["r/train/t1/0"]
+        await trainer.ack([(lease.entry, 1), (again[0].entry, 1)], checkpoint="c", step=2)
+        assert (await trainer.stats())["uses/returned"] == 0
+        await trainer.check_conservation()
+        await trainer.finish("done")
+        assert await waiting is None
+
+    run(work())
+
+
 def test_an_expired_lease_that_nobody_took_can_still_be_acknowledged(world: BufferWorld):
     async def work():
         owner = await world.start()

@@ -138,7 +138,7 @@ class StoredBuffer:
         def attempt() -> GroupId | str | None:
             found = ledger.admit(who, task, rule, cursor)
             if found is None:
-                self.store.uses.sweep(who)
+                self.store.entries.expire()  # leases are for those who lease to return
             return found
 
         found = await self._until("slots", attempt)
@@ -153,7 +153,7 @@ class StoredBuffer:
         def attempt() -> list[GroupId] | str | None:
             found = ledger.admit_next(who, tasks, rule, after)
             if found is None:
-                self.store.uses.sweep(who)
+                self.store.entries.expire()  # leases are for those who lease to return
             return found
 
         found = await self._until("slots", attempt)

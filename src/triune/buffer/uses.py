@@ -255,10 +255,13 @@ class Uses:
                 self.on_settled(who, seq)
 
     def sweep(self, who: Incarnation) -> None:
-        """Return leases whose owner's heartbeat stopped, and expire what is past its deadline."""
+        """Return leases of others whose heartbeat stopped, and expire what is past its deadline.
+
+        Who calls is alive, however late its beat is: after a suspended machine wakes, its batch is still in its hands.
+        """
         late = self.db.all(
-            "SELECT id, entry FROM uses WHERE consumer = ? AND state = 'leased' AND expires <= ?",
-            (who.run, self.db.now),
+            "SELECT id, entry FROM uses WHERE consumer = ? AND state = 'leased' AND expires <= ? AND owner != ?",
+            (who.run, self.db.now, who.owner),
         )
         self.take_back(who, late)
         self.entries.expire()
