@@ -30,6 +30,9 @@ from triune.records import Group, GroupId, Task
 
 ROLE = "explorer"
 
+MAX_SKIPPED = 10_000
+"""Quarantined tasks in a row after which there is nothing left to do."""
+
 RECHECK_S = 0.05
 """How often an explorer that has nothing to do asks whether a group is due again."""
 
@@ -55,7 +58,8 @@ class Explorer:
         evaluator: Measures versions before rollouts start with them; None = no evaluation.
         deterministic: Run in rounds: as many groups as there are slots, kept in order of admission. Needs the engine
             to be a `WaveGate`, style `drain` and `max_staleness` 0.
-        give_up_after: Groups in a row without anything valid after which the run ends.
+        give_up_after: Groups in a row without anything valid, or dropped by an operator that fails, after which the
+            run ends; so many dropped in a row by operators that work are worth a warning.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Explorer:
         self._rule, self._group_size, self._monitor = rule, group_size, monitor
         self._style, self._max_stale_retries = style, max_stale_retries
         self._evaluator, self._deterministic = evaluator, deterministic
-        self._give_up_after, self._num_barren = give_up_after, 0
+        self._give_up_after, self._num_barren, self._num_dropped = give_up_after, 0, 0
         self._served: WeightUpdate | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Event()
@@ -181,10 +185,18 @@ class Explorer:
 
     def _draw(self, num: int) -> int:
         """Have up to `num` tasks at hand that may be tried; the number of them."""
-        waiting, self._drawn = self._drawn, deque()
+        waiting, self._drawn, num_skipped = self._drawn, deque(), 0
         while len(self._drawn) < num and (entry := waiting.popleft() if waiting else self._tasks.next()) is not None:
             if self._scheduler.is_quarantined(entry[0]):
                 self._tally.add({"quarantined": 1.0})
+                num_skipped += 1
+                if num_skipped >= MAX_SKIPPED:  # an endless stream would never be at its end
+                    raise WorkflowError(
+                        "tasks",
+                        f"{num_skipped} in a row are set aside because their rollouts failed again and again",
+                        "tasks whose rollouts end with a reward",
+                        "mend the workflow or reward; the warnings before this line say what failed",
+                    )
             else:
                 self._drawn.append(entry)
         self._drawn.extend(waiting)
@@ -278,6 +290,8 @@ class Explorer:
             await self._buffer.refund(group, outcome.refund)
             if outcome.group is not None:
                 await self._buffer.put(outcome.group, dropped_by=outcome.refund.value)
+            if outcome.refund is not Refund.STALE:
+                self._count_barren(group, outcome.failures[-1]["error"] if outcome.failures else "no valid reward")
             return
         assert outcome.group is not None
         with self._monitor.timed(f"{ROLE}/pipeline"):
@@ -288,23 +302,35 @@ class Explorer:
         if shaped.error:
             self._tell(f"pipeline: {shaped.error}")
         await self._buffer.put(outcome.group, shaped.group, dropped_by=shaped.dropped_by)
+        if shaped.dropped_by and shaped.error:
+            self._count_barren(group, shaped.error)
+        else:
+            self._num_barren = 0
+            self._count_dropped(shaped.dropped_by)
 
     def _report(self, group: GroupId, outcome: GroupOutcome) -> None:
-        """Say what failed, each thing once, and end the run when nothing valid comes any more."""
+        """Say what failed, each thing once."""
         for failure in outcome.failures:
             self._tell(f"{failure['boundary']}: {failure['error']}")
         if outcome.refund is Refund.QUARANTINED:
             log.warning("task %s/%s failed too often and is set aside", group.taskset, group.task_key)
-        is_barren = outcome.refund is not None and outcome.refund is not Refund.STALE
-        self._num_barren = self._num_barren + 1 if is_barren else 0
+
+    def _count_barren(self, group: GroupId, why: str) -> None:
+        """End the run when nothing valid comes any more: the trainer would wait for ever."""
+        self._num_barren += 1
         if self._num_barren >= self._give_up_after:
-            failure = outcome.failures[-1] if outcome.failures else {"boundary": "reward", "error": "no valid reward"}
             raise WorkflowError(
                 str(group),
-                f"{self._num_barren} groups in a row brought too few valid rollouts; the last: {failure['error']}",
+                f"{self._num_barren} groups in a row brought too few valid rollouts; the last: {why}",
                 "rollouts that end with a reward",
-                "mend the workflow or reward, or lower explorer.min_group",
+                "mend the workflow, reward or operator, or lower explorer.min_group",
             )
+
+    def _count_dropped(self, by: str) -> None:
+        """Say when an operator that works lets nothing through: the trainer waits as long as it does not."""
+        self._num_dropped = self._num_dropped + 1 if by else 0
+        if self._num_dropped and self._num_dropped % self._give_up_after == 0:
+            log.warning("%d groups in a row were dropped, the last by %s: nothing to train on", self._num_dropped, by)
 
     def _tell(self, text: str) -> None:
         if len(self._told) < 20 and text not in self._told:

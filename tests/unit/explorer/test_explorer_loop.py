@@ -224,6 +224,33 @@ def test_case_49_a_workflow_that_never_works_ends_the_run_and_shows_one_failure(
         asyncio.run(house.run(tmp_path))
 
 
+def test_case_49_an_operator_that_fails_on_every_group_ends_the_run_and_names_its_error(tmp_path):
+    def broken(group):
+        return Shaped(group=None, dropped_by="shaping", error="operator 'shaping' failed (KeyError: 'part')")
+
+    house = House(quick, num_tasks=1000, steps=4, apply=broken)
+    with pytest.raises(WorkflowError, match="operator 'shaping' failed"):
+        asyncio.run(house.run(tmp_path))
+
+
+def test_case_49_an_endless_stream_of_tasks_that_are_all_set_aside_ends_the_run(tmp_path):
+    async def broken(task, model):
+        raise KeyError("anser")
+
+    house = House(broken, num_tasks=10**9, steps=4, retries=0, quarantine_after=1)
+    house.tasks.make = lambda number: Task(key=str(number % 3), data={"question": "q"})
+    with pytest.raises(WorkflowError, match="in a row are set aside"):
+        asyncio.run(house.run(tmp_path))
+
+
+def test_operators_that_drop_everything_are_named_while_the_trainer_waits(tmp_path, caplog):
+    house = House(quick, num_tasks=130, apply=lambda group: Shaped(group=None, dropped_by="drop_flat_groups"))
+    asyncio.run(house.run(tmp_path))
+    said = [record.getMessage() for record in caplog.records if "groups in a row were dropped" in record.getMessage()]
+    assert [text.split()[0] for text in said] == ["64", "128"]
+    assert "drop_flat_groups" in said[0]
+
+
 class Judge:
     """An evaluator that is due at some steps."""
 
