@@ -75,3 +75,9 @@ async def dies(task, model):
     if answer.endswith(".0"):
         os._exit(3)
     return 1.0
+
+
+async def asks_for_nonsense(task, model):
+    """A call that fails beside the session, with an error that is none of ours."""
+    await model.generate("x", max_tokens="many")
+    return 1.0

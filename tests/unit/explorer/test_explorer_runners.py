@@ -133,3 +133,28 @@ def test_code_that_another_process_cannot_import_is_refused_when_a_process_is_as
         run(house, local, runner="process")
     outcome, _, _, _ = run(house, local, runner="auto")  # auto: inline
     assert outcome.refund is None
+
+
+def test_what_fails_beside_the_session_reaches_the_workflow_and_is_no_timeout(house):
+    outcome, seconds, _, _ = run(house, flows.asks_for_nonsense, num=1, retries=0, rollout_timeout_s=20.0)
+    assert [failure["boundary"] for failure in outcome.failures] == ["workflow"]
+    assert "TypeError" in outcome.failures[0]["error"]
+    assert seconds < 10
+
+
+def test_processes_that_cannot_be_started_fail_their_rollouts_instead_of_letting_them_wait(monkeypatch):
+    def no_memory(*args, **kwargs):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("subprocess.Popen", no_memory)
+
+    async def body():
+        pool = RunnerPool(2)
+        scheduler = make_scheduler(flows.blocking, f"7{END}", runners=pool, runner="process", retries=0)
+        outcome = await asyncio.wait_for(scheduler.run(group_id(), task(), num=3), 10)
+        await scheduler.close()
+        return outcome
+
+    outcome = asyncio.run(body())
+    assert {failure["boundary"] for failure in outcome.failures} == {"runner"}
+    assert "Cannot allocate memory" in outcome.failures[0]["error"]

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from triune.errors import TriuneError
 from triune.explorer.binding import BoundWorkflow
 from triune.explorer.faults import RunnerDied
 from triune.explorer.runners.frames import (
@@ -179,6 +178,11 @@ class RunnerPool:
                 command, pass_fds=handles, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
             )
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2**26)
+        except OSError as error:  # no memory, no more processes or files: whoever waits must hear of it
+            ours.close()
+            os.close(alarm)
+            self._refuse(error)
+            return
         finally:
             theirs.close()
             os.close(theirs_alarm)
@@ -188,6 +192,16 @@ class RunnerPool:
         self._runners.append(runner)
         runner.listener = asyncio.get_running_loop().create_task(self._listen(runner, reader))
         self._assign()
+
+    def _refuse(self, error: OSError) -> None:
+        """Fail the rollouts that wait for a process that cannot be started; no deadline runs for them yet."""
+        if self._runners:
+            return  # one of those will take them
+        waiting, self._waiting = self._waiting, deque()
+        for _, run, place in waiting:
+            if not place.done():
+                where, do = f"rollout {run.session.name}", "free memory, or lower explorer.runners"
+                place.set_exception(RunnerDied(where, f"no runner process can be started ({error})", "", do))
 
     async def _listen(self, runner: _Runner, reader: asyncio.StreamReader) -> None:
         """Answer what the runner asks; when it is gone, fail what ran there."""
@@ -266,7 +280,7 @@ class RunnerPool:
     async def _answer(self, runner: _Runner, run: _Run, frame: Ask | AskReward) -> None:
         try:
             reply = await _reply(run, frame)
-        except TriuneError as error:
+        except Exception as error:  # whatever its question made fail (a template, a reward) is the workflow's to hear
             reply = Reply(call=frame.call, error=to_failed(error, run.session.name))
         runner.send(reply)
 
