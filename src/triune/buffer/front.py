@@ -101,6 +101,11 @@ class StoredBuffer:
 
     # ---- runs
 
+    @property
+    def epoch(self) -> int:
+        """Of the incarnation that was opened or joined."""
+        return self._me().epoch
+
     async def open_run(self, run: str, *, config_hash: str, data_hash: str) -> int:
         """Begin the next incarnation of `run`, which fences older ones; its epoch. Empty hashes are not compared."""
         self.who = await self._writer.submit(lambda: self.store.runs.open(run, self._owner, config_hash, data_hash))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from triune.buffer import StoredBuffer, open_buffer
 from triune.config import RunConfig, config_hash
+from triune.errors import FencedError, RunFailed
+from triune.launcher.beside import join_trainer, watch_trainer
 from triune.launcher.explorer_side import (
     ExplorerSide,
     build_explorer_side,
@@ -26,14 +28,11 @@ from triune.launcher.tasks import Tasks, open_tasks
 from triune.launcher.trainer_side import TrainerSide, build_trainer_side, find_checkpoints
 from triune.models import export_model, resolve_model, set_threads
 from triune.monitor import RunMonitor
-from triune.ports import WeightUpdate
+from triune.ports import WeightChannel, WeightUpdate
 from triune.records import Group
 
 if TYPE_CHECKING:
     from triune.models import ChatTokenizer
-
-JOIN_TIMEOUT_S = 120.0
-"""How long an explorer waits for its trainer to open the run."""
 
 STEER_S = 0.5
 """How often the control table is read."""
@@ -82,48 +81,68 @@ class Session:
         """
         config = self.config
         await self.lane.run(set_threads, 1.0 if len(self.request.roles) > 1 else 0.5)
-        tasks = self.tasks = open_tasks(config, workflow=self.request.workflow, reward=self.request.reward)
-        tokenizer = self.tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
-        buffer = self.buffer = open_buffer(
-            config.buffer, self.folder, reshape=self._reshape(), deterministic=config.deterministic
+        self.tasks = open_tasks(config, workflow=self.request.workflow, reward=self.request.reward)
+        self.tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
+        if not self.trains:
+            return await self._run_beside()
+        buffer = self.buffer = self._open_store()
+        compared = "" if self.request.allow_changes else config_hash(config)
+        epoch = await buffer.open_run(config.name, config_hash=compared, data_hash=self.tasks.stream.data_hash)
+        self.trainer = await build_trainer_side(
+            config,
+            tasks=self.tasks,
+            buffer=buffer,
+            lane=self.lane,
+            monitor=self.monitor,
+            folder=self.folder,
+            epoch=epoch,
+            allow_changes=self.request.allow_changes,
         )
-        epoch = await self._open(buffer, tasks)
-        if self.trains:
-            self.trainer = await build_trainer_side(
-                config,
-                tasks=tasks,
-                buffer=buffer,
-                lane=self.lane,
-                monitor=self.monitor,
-                folder=self.folder,
-                epoch=epoch,
-                allow_changes=self.request.allow_changes,
-            )
-            self.monitor.start(resumed_step=self._resumed_step())
-            await self.trainer.loop.begin()
-        else:
-            self.monitor.start()
+        self.monitor.start(resumed_step=self._resumed_step())
+        await self.trainer.loop.begin()
         if self.explores:
             first = await self._first_version(buffer)
-            if first is None:
-                return "the trainer had finished"
-            self.explorer = build_explorer_side(
-                _with_dtype(config, first),
-                tasks=tasks,
-                tokenizer=tokenizer,
-                buffer=buffer,
-                channel=self._channel(buffer, epoch),
-                lane=self.lane,
-                monitor=self.monitor,
-                folder=self.folder,
-                start_step=first.step,
-            )
-        gc.collect()
-        gc.freeze()  # a full collection would walk every module of torch about every 30 steps
+            assert first is not None, "it was just published"
+            self._build_explorer(buffer, first, self.trainer.channel)
         await self._run_roles(buffer)
-        if self.trainer is not None:
-            return self.trainer.loop.exit_reason
-        return "the trainer has finished, or the tasks ran out"
+        return self.trainer.loop.exit_reason
+
+    async def _run_beside(self) -> str:
+        """Explore beside a trainer, and beside the next one when it was resumed or begun again."""
+        self.monitor.start()
+        while True:
+            buffer = self.buffer = await join_trainer(self._open_store, self.config.name, self.monitor)
+            try:
+                first = await self._first_version(buffer)
+                if first is None:
+                    return "the trainer had finished"
+                channel = self.config.sync.channel(
+                    ledger=buffer, lane=self.lane, folder=self.folder / "weights", epoch=buffer.epoch
+                )
+                self._build_explorer(buffer, first, channel)
+                await self._run_roles(buffer, beside=watch_trainer(buffer, self.monitor))
+                return "the trainer has finished"
+            except (FencedError, RunFailed) as error:
+                if not isinstance(error, FencedError) and not isinstance(error.__cause__, FencedError):
+                    raise
+                self.monitor.note("another trainer has taken over: joining it; what was running is made again")
+            await self._leave()
+
+    def _build_explorer(self, buffer: StoredBuffer, first: WeightUpdate, channel: WeightChannel) -> None:
+        assert self.tasks is not None
+        assert self.tokenizer is not None
+        self.tasks.stream.seek(None)
+        self.explorer = build_explorer_side(
+            _with_dtype(self.config, first),
+            tasks=self.tasks,
+            tokenizer=self.tokenizer,
+            buffer=buffer,
+            channel=channel,
+            lane=self.lane,
+            monitor=self.monitor,
+            folder=self.folder,
+            start_step=first.step,
+        )
 
     async def results(self) -> dict[str, Any]:
         """What a finished run leaves behind: the exported model and late evaluations, for the summary."""
@@ -141,12 +160,18 @@ class Session:
 
     async def close(self) -> None:
         """End everything that was built."""
-        if self.explorer is not None:
-            await self.explorer.close()
-        if self.buffer is not None:
-            await self.buffer.close()
+        await self._leave()
         await asyncio.to_thread(self.lane.close)
         gc.unfreeze()
+
+    async def _leave(self) -> None:
+        """End what explores, and close the store."""
+        if self.explorer is not None:
+            await self.explorer.close()
+            self.explorer = None
+        if self.buffer is not None:
+            await self.buffer.close()
+            self.buffer = None
 
     # ------------------------------------------------------------------------------------------------ building
 
@@ -158,13 +183,9 @@ class Session:
 
         return reshape
 
-    async def _open(self, buffer: StoredBuffer, tasks: Tasks) -> int:
+    def _open_store(self) -> StoredBuffer:
         config = self.config
-        if not self.trains:
-            with self.monitor.waiting("explorer", "the trainer to open the run"):
-                return await buffer.join_run(config.name, timeout_s=JOIN_TIMEOUT_S)
-        compared = "" if self.request.allow_changes else config_hash(config)
-        return await buffer.open_run(config.name, config_hash=compared, data_hash=tasks.stream.data_hash)
+        return open_buffer(config.buffer, self.folder, reshape=self._reshape(), deterministic=config.deterministic)
 
     def _resumed_step(self) -> int | None:
         steps = find_checkpoints(self.config, self.folder).steps()
@@ -174,15 +195,12 @@ class Session:
         with self.monitor.waiting("explorer", "the trainer's first version"):
             return await buffer.wait_version(-1)
 
-    def _channel(self, buffer: StoredBuffer, epoch: int) -> Any:
-        if self.trainer is not None:
-            return self.trainer.channel
-        return self.config.sync.channel(ledger=buffer, lane=self.lane, folder=self.folder / "weights", epoch=epoch)
-
     # ------------------------------------------------------------------------------------------------- running
 
-    async def _run_roles(self, buffer: StoredBuffer) -> None:
-        roles: dict[str, Coroutine[Any, Any, None]] = {}
+    async def _run_roles(self, buffer: StoredBuffer, beside: Coroutine[Any, Any, None] | None = None) -> None:
+        gc.collect()
+        gc.freeze()  # a full collection would walk every module of torch about every 30 steps
+        roles: dict[str, Coroutine[Any, Any, None]] = {} if beside is None else {"the trainer's process": beside}
         if self.explorer is not None:
             roles["explorer"] = self.explorer.loop.run()
             if self.explorer.follower is not None:

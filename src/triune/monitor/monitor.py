@@ -82,6 +82,8 @@ class RunMonitor:
     def finish(self, status: str, reason: str, *, error: BaseException | None = None, **more: Any) -> Path:
         """Close the sinks, draw the curve and write the last `summary.json`; on failure too.
 
+        A process that explores beside a trainer writes `explorer.json` instead: the summary is the trainer's.
+
         Args:
             status: `finished`, `stopped`, `failed` or `interrupted`.
             reason: Why the run ended, one line.
@@ -103,7 +105,8 @@ class RunMonitor:
                 except OSError as problem:
                     self._sink_failed(name, problem)
             self._sinks.clear()
-        if self.settings.curve and self._series:
+        self._hear_others()
+        if self.settings.curve and self._series and not self._is_beside:
             from triune.monitor.curve import draw_curve
 
             try:
@@ -115,10 +118,23 @@ class RunMonitor:
                 more["curve"] = str(curve)
         return self._write_summary(status, reason, error, more)
 
+    @property
+    def _is_beside(self) -> bool:
+        """Whether this process explores beside a trainer, whose summary is the run's."""
+        return self.info.roles == ("explorer",)
+
+    def _hear_others(self) -> None:
+        """Summarise what explorers in other processes wrote, where this one only trains."""
+        if self.info.roles != ("trainer",):
+            return
+        mine = frozenset(self._series)
+        for step, metrics in past_steps(self.info.folder / "metrics.jsonl", self._step):
+            self._follow(step, {name: value for name, value in metrics.items() if name not in mine})
+
     def _write_summary(
         self, status: str, reason: str, error: BaseException | None = None, more: Mapping[str, Any] | None = None
     ) -> Path:
-        path = self.info.folder / "summary.json"
+        path = self.info.folder / ("explorer.json" if self._is_beside else "summary.json")
         content: dict[str, Any] = {
             "name": self.info.name,
             "status": status,

@@ -1,0 +1,96 @@
+"""An explorer's view of the trainer in another process: find it, notice when it is gone, when another takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from triune.buffer import StoredBuffer
+from triune.errors import FencedError, StoreError
+from triune.monitor import RunMonitor
+
+JOIN_TIMEOUT_S = 120.0
+"""How long an explorer waits for its trainer to open the run."""
+
+GONE_S = 120.0
+"""How long an explorer waits for a trainer whose heart has stopped to be resumed."""
+
+LOOK_S = 1.0
+"""How often it looks."""
+
+
+async def join_trainer(open_store: Callable[[], StoredBuffer], run: str, monitor: RunMonitor) -> StoredBuffer:
+    """Wait for a trainer to open the run; the store, with the run joined.
+
+    The file is opened anew now and then: a trainer that begins again with `--restart` moves the old one aside.
+
+    Raises:
+        StoreError: None did in time.
+    """
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    with monitor.waiting("explorer", "the trainer to open the run"):
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                buffer = open_store()
+            except StoreError:  # in the middle of being moved, or never there
+                if left <= 0:
+                    raise
+                await asyncio.sleep(LOOK_S)
+                continue
+            try:
+                await buffer.join_run(run, timeout_s=min(max(left, 0.0), 5.0))
+                return buffer
+            except StoreError as error:
+                await buffer.close()
+                if left <= 0 or not isinstance(error.__cause__, TimeoutError):
+                    raise
+
+
+async def watch_trainer(buffer: StoredBuffer, monitor: RunMonitor) -> None:
+    """Look after the trainer until it has finished.
+
+    Raises:
+        FencedError: The run was resumed or begun again: join it anew.
+        StoreError: The trainer's heart stopped, and nobody resumed it.
+    """
+    opened = _file_of(buffer)
+    while not (state := await buffer.trainer()).is_finished:
+        if not state.is_alive:
+            await _wait_for_another(buffer, monitor, opened)
+        elif not state.is_same or _file_of(buffer) != opened:
+            raise _another()
+        await asyncio.sleep(LOOK_S)
+
+
+async def _wait_for_another(buffer: StoredBuffer, monitor: RunMonitor, opened: int | None) -> None:
+    """Return when the trainer turns out to be alive; what it was is not lost, so somebody may well resume it."""
+    deadline = time.monotonic() + GONE_S
+    with monitor.waiting("explorer", "the trainer, whose heart has stopped, to be resumed"):
+        while time.monotonic() < deadline:
+            state = await buffer.trainer()
+            if not state.is_same or _file_of(buffer) != opened:
+                raise _another()
+            if state.is_alive or state.is_finished:
+                return
+            await asyncio.sleep(LOOK_S)
+    raise StoreError(
+        f"the trainer's entry in {buffer.store.db.where}",
+        f"its heart stopped, and nobody resumed it for {GONE_S:.0f} s",
+        "a trainer that trains",
+        "resume it with `triune train FILE --resume`, then explore again",
+    )
+
+
+def _another() -> FencedError:
+    return FencedError("the trainer", "another incarnation of the run has begun", "the one that was joined", "join it")
+
+
+def _file_of(buffer: StoredBuffer) -> int | None:
+    """Which file stands at the store's path; None while there is none."""
+    try:
+        return Path(buffer.store.db.where).stat().st_ino
+    except OSError:
+        return None
