@@ -15,7 +15,7 @@ from triune.explorer import Explorer, Scheduler, WaveGate
 from triune.explorer.demonstrations import Demonstrations
 from triune.explorer.runners import RunnerPool
 from triune.launcher.tasks import Tasks, workflow_finder
-from triune.models import ChatTokenizer
+from triune.models import ChatTokenizer, max_positions
 from triune.monitor import RunMonitor
 from triune.pipelines import Pipeline
 from triune.ports import AdmissionRule, Buffer, Engine, Lane, Rollouts, WeightChannel, WeightUpdate
@@ -219,4 +219,5 @@ def _demonstrations(
         rule=rule,
         monitor=monitor,
         prompt_of=lambda task: tasks.bricks.workflow(task).messages(task),
+        max_tokens=max_positions(config.model) or 1 << 20,
     )

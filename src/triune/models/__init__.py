@@ -5,7 +5,7 @@ from triune.models.config import EndpointSettings, LoraSettings, ModelSettings
 from triune.models.device import default_device, has_fast_bfloat16, set_threads
 from triune.models.digest import weight_digest
 from triune.models.export import export_model
-from triune.models.load import load_model, switch_off_dropout
+from triune.models.load import load_model, max_positions, switch_off_dropout
 from triune.models.source import ModelSource, resolve_model
 from triune.models.state import canonical_state
 
@@ -21,6 +21,7 @@ __all__ = [
     "export_model",
     "has_fast_bfloat16",
     "load_model",
+    "max_positions",
     "resolve_model",
     "set_threads",
     "switch_off_dropout",

@@ -86,6 +86,16 @@ def _add_adapter(model: Any, source: ModelSource, lora: LoraSettings | None, see
             raise ConfigError("model.lora.targets", str(error).splitlines()[0], "names of linear layers") from error
 
 
+def max_positions(settings: ModelSettings) -> int | None:
+    """Longest sequence the model was made for; None when its configuration does not say."""
+    from transformers import AutoConfig
+
+    source = resolve_model(settings.path)
+    gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    config = AutoConfig.from_pretrained(source.location, trust_remote_code=settings.trust_remote_code, **gguf)
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
 def switch_off_dropout(model: Any) -> int:
     """Set every dropout of a model to 0; the number of places that had some.
 

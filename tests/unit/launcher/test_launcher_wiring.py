@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
 
 from triune.config import load_config
-from triune.launcher.explorer_side import build_pipeline
+from triune.errors import TaskError
+from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer
+from triune.launcher.tasks import open_tasks
+from triune.models import max_positions, resolve_model
 from triune.ports import Lease
-from triune.records import GroupId
+from triune.records import GroupId, Task
 from triune.testing.groups import make_group
 from triune.trainer.batch import build_batch, prepare, stored_streams
 
@@ -42,3 +46,16 @@ def test_case_27_every_scale_of_the_advantage_reaches_the_trainer_through_the_pi
     found = np.concatenate([micro.batch.advantages[micro.batch.action_mask].numpy() for micro in ready.micros])
     spread = {"group": {2**-0.5}, "none": {0.5, 2.0}, "batch": {0.5 / 1.8929694, 2.0 / 1.8929694}}[scale]
     assert sorted(set(np.abs(found).round(4))) == pytest.approx(sorted(spread), abs=1e-3)
+
+
+def test_case_16_a_demonstration_longer_than_the_models_positions_is_refused_and_named():
+    config = load_config({"tasks": {"use": "arithmetic"}, "algorithm": "sft"})
+    tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
+    tasks, nothing = open_tasks(config), None
+    demonstrations = _demonstrations(config, tasks, tokenizer, nothing, nothing, nothing)  # type: ignore[arg-type]
+    positions = max_positions(config.model)
+    assert positions is not None
+    for length, is_refused in ((positions // 2, False), (positions + 1, True)):
+        task = Task(key="long", data={"question": "q", "answer": "a" * length})
+        with pytest.raises(TaskError, match=f"at most {positions}") if is_refused else contextlib.nullcontext():
+            assert len(demonstrations.experience(GroupId("r", "train", "long", 0), task)) > length
