@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triune.buffer import StoredBuffer
-from triune.errors import FencedError, StoreError
+from triune.config import RunConfig, check_same_run
+from triune.errors import CheckpointError, ConfigError, FencedError, StoreError
 from triune.monitor import RunMonitor
 
 JOIN_TIMEOUT_S = 120.0
@@ -47,6 +48,20 @@ async def join_trainer(open_store: Callable[[], StoredBuffer], run: str, monitor
                 await buffer.close()
                 if left <= 0 or not isinstance(error.__cause__, TimeoutError):
                     raise
+
+
+def check_same_file(config: RunConfig, folder: Path) -> None:
+    """Refuse to explore with other settings than the trainer's: bounds of staleness or group sizes would not fit.
+
+    Raises:
+        ConfigError: Names every setting that differs, with both values.
+    """
+    try:
+        check_same_run(config, folder)
+    except CheckpointError as error:
+        found = error.found.replace("the configuration has changed", "differs from the trainer that was joined")
+        expected, do = "the trainer's configuration", "give both commands the same file and overrides"
+        raise ConfigError(f"explore beside {folder}", found, expected, do) from error
 
 
 async def watch_trainer(buffer: StoredBuffer, monitor: RunMonitor) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from triune.buffer import StoredBuffer, open_buffer
 from triune.config import RunConfig, config_hash
 from triune.errors import FencedError, RunFailed
-from triune.launcher.beside import join_trainer, watch_trainer
+from triune.launcher.beside import check_same_file, join_trainer, watch_trainer
 from triune.launcher.explorer_side import (
     ExplorerSide,
     build_explorer_side,
@@ -98,7 +98,7 @@ class Session:
             epoch=epoch,
             allow_changes=self.request.allow_changes,
         )
-        self.monitor.start(resumed_step=self._resumed_step())
+        self.monitor.start(resumed_step=self._resumed_step(epoch))
         await self.trainer.loop.begin()
         if self.explores:
             first = await self._first_version(buffer)
@@ -113,6 +113,8 @@ class Session:
         while True:
             buffer = self.buffer = await join_trainer(self._open_store, self.config.name, self.monitor)
             try:
+                if (self.folder / "run.resolved.json").exists():  # it is not where the folder is on another machine
+                    check_same_file(self.config, self.folder)
                 first = await self._first_version(buffer)
                 if first is None:
                     return "the trainer had finished"
@@ -187,9 +189,10 @@ class Session:
         config = self.config
         return open_buffer(config.buffer, self.folder, reshape=self._reshape(), deterministic=config.deterministic)
 
-    def _resumed_step(self) -> int | None:
+    def _resumed_step(self, epoch: int) -> int | None:
+        """Step of the checkpoint the run goes on from; 0 when it ended before it had one, None when it is new."""
         steps = find_checkpoints(self.config, self.folder).steps()
-        return steps[-1] if steps else None
+        return steps[-1] if steps else 0 if epoch else None
 
     async def _first_version(self, buffer: StoredBuffer) -> WeightUpdate | None:
         with self.monitor.waiting("explorer", "the trainer's first version"):

@@ -8,8 +8,9 @@ import contextlib
 import numpy as np
 import pytest
 
-from triune.config import load_config
-from triune.errors import TaskError
+from triune.config import load_config, save_resolved
+from triune.errors import ConfigError, TaskError
+from triune.launcher.beside import check_same_file
 from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer
 from triune.launcher.tasks import open_tasks
 from triune.models import max_positions, resolve_model
@@ -59,3 +60,11 @@ def test_case_16_a_demonstration_longer_than_the_models_positions_is_refused_and
         task = Task(key="long", data={"question": "q", "answer": "a" * length})
         with pytest.raises(TaskError, match=f"at most {positions}") if is_refused else contextlib.nullcontext():
             assert len(demonstrations.experience(GroupId("r", "train", "long", 0), task)) > length
+
+
+def test_an_explorer_with_other_settings_than_its_trainer_is_refused_with_both_values(tmp_path):
+    raw = {"tasks": {"use": "arithmetic"}, "name": "r"}
+    save_resolved(load_config(raw), tmp_path)
+    check_same_file(load_config({**raw, "explorer": {"max_rollouts": 512}}), tmp_path)
+    with pytest.raises(ConfigError, match=r"(?s)sync\.max_staleness: was 0, now 2.*same file and overrides"):
+        check_same_file(load_config({**raw, "sync": {"max_staleness": 2}}), tmp_path)
