@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, SupportsFloat
 
 import msgspec
 
@@ -20,7 +20,7 @@ def read_result(value: Any, finished: Finished, task: Task, name: str) -> None:
     Raises:
         RewardError: It is neither a finite reward nor a list of well-formed experiences; names the task.
     """
-    if type(value) is Reward and value.is_valid and math.isfinite(value.total):
+    if type(value) is Reward and _is_plain(value):
         finished.reward = value
         return
     where = f"task {task.taskset}/{task.key}, rollout {name}"
@@ -31,9 +31,21 @@ def read_result(value: Any, finished: Finished, task: Task, name: str) -> None:
         if first.reward is not None and first.is_valid:
             finished.reward = Reward(total=first.reward, parts=first.reward_parts)
         return
-    finished.reward = to_reward(value, where)
+    try:
+        finished.reward = to_reward(value, where)
+        for name, number in finished.reward.metrics.items():
+            if not isinstance(number, SupportsFloat):
+                raise TypeError(f"metric {name!r} is {number!r}")
+    except (TypeError, ValueError, AttributeError) as error:  # fields may be of any type
+        raise RewardError(where, f"a malformed reward ({error})", "finite numbers") from error
     if not finished.reward.is_valid:
         raise RewardError(where, "the reward function could not score the answer", "a verdict")
+
+
+def _is_plain(reward: Reward) -> bool:
+    """Whether there is nothing to look at more closely, as in most rewards of a run."""
+    is_bare = reward.is_valid and reward.parts == {} == reward.metrics
+    return is_bare and type(reward.total) is float and math.isfinite(reward.total)
 
 
 def _checked(rows: Any, finished: Finished, where: str) -> list[Experience]:

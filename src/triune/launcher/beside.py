@@ -61,7 +61,7 @@ def check_same_file(config: RunConfig, folder: Path) -> None:
     except CheckpointError as error:
         found = error.found.replace("the configuration has changed", "differs from the trainer that was joined")
         expected, do = "the trainer's configuration", "give both commands the same file and overrides"
-        raise ConfigError(f"explore beside {folder}", found, expected, do) from error
+        raise ConfigError(f"explore beside {folder}", found, expected, do) from None
 
 
 async def watch_trainer(buffer: StoredBuffer, monitor: RunMonitor) -> None:

@@ -199,6 +199,22 @@ def test_case_35_experiences_with_fields_of_the_wrong_type_are_invalid_at_once_a
     assert "malformed" in outcome.failures[0]["error"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"total": "1"}, {"total": None}, {"total": 1.0, "parts": {"style": "good"}}, {"total": 1.0, "parts": None},
+     {"total": 1.0, "parts": {"style": float("nan")}}, {"total": 1.0, "metrics": {"style": "good"}}],
+    ids=str,
+)  # fmt: skip
+def test_case_35_a_reward_with_fields_of_the_wrong_type_makes_its_rollout_invalid_and_nothing_else(fields):
+    async def workflow(task, model):
+        await model.chat().ask("x")
+        return Reward(**fields)
+
+    outcome = run_group(make_scheduler(workflow, "7" + END, rollout_timeout_s=5.0, retries=0), 1)
+    assert [failure["boundary"] for failure in outcome.failures] == ["reward"]
+    assert "train/k" in outcome.failures[0]["error"]
+
+
 def test_a_group_reward_whose_judge_is_gone_fails_its_rollouts_at_once():
     async def judged(task, answers):
         raise EngineError("judge", "nobody answers")
