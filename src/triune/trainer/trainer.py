@@ -128,7 +128,11 @@ class Trainer:
             self.step += 1
             if self.step % self.every == 0:
                 await self._publish()
-            self.monitor.log(metrics, role="trainer", step=self.step)
+            try:
+                self.monitor.log(metrics, role="trainer", step=self.step)
+            except TrainingError:  # an alarm ends the run at this boundary, not at the last checkpoint
+                await self.save()
+                raise
             if self.settings.save_every and self.step % self.settings.save_every == 0:
                 await self.save()
         if self._saved_step != self.step:

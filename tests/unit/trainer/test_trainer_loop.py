@@ -361,6 +361,26 @@ def test_stop_ends_the_run_after_the_step_with_a_checkpoint(tmp_path: Path):
     asyncio.run(go())
 
 
+def test_an_alarm_that_stops_the_run_leaves_a_checkpoint_of_the_step_it_rang_at(tmp_path: Path):
+    class Alarmed(RecordingMonitor):
+        def log(self, metrics, *, role, step):
+            super().log(metrics, role=role, step=step)
+            if step == 2:
+                raise TrainingError("step 2", "alarm entropy_collapse")
+
+    async def body():
+        buffer = await filled_buffer(tmp_path, [sampled_group(f"t{n}") for n in range(6)])
+        trainer = build(buffer, tmp_path)
+        trainer.monitor = Alarmed()
+        with pytest.raises(TrainingError, match="entropy_collapse"):
+            await trainer.run()
+        assert trainer.checkpoints.steps() == [2]
+        assert (await buffer.stats())["uses/acked"] == 4
+        await buffer.close()
+
+    asyncio.run(body())
+
+
 def test_all_torch_runs_on_the_lane_one_job_per_micro_batch(tmp_path: Path):
     async def go() -> None:
         with ThreadLane() as lane:
