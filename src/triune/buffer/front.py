@@ -388,7 +388,12 @@ class StoredBuffer:
         """Bring the store to a checkpoint; see the port. What was lost is due again: call `readmit`."""
         who = self._me()
         self._fresh.clear()
-        await self._writer.submit(lambda: self.store.resume_at(who, step, version, consumed, checkpoint, strict))
+        again = self.deterministic
+
+        def work() -> None:
+            self.store.resume_at(who, step, version, consumed, checkpoint, strict, makes_all_again=again)
+
+        await self._writer.submit(work)
 
     # ---- steering
 

@@ -11,6 +11,9 @@ from triune.buffer.uses import Uses
 from triune.buffer.versions import Versions
 from triune.ports import EntryState, Refund
 
+_NONE = -2
+"""Below every version, also that of what no policy sampled."""
+
 
 def resume_at(
     db: Database,
@@ -24,11 +27,14 @@ def resume_at(
     consumed: Sequence[tuple[str, int]],
     checkpoint: str,
     strict: bool,
+    makes_all_again: bool = False,
 ) -> None:
     """Acknowledge what the checkpoint contains, return every other use, and lose the versions after it.
 
     Groups that were being made, and with `strict` those that lost versions sampled, give their slots back and are due
     again (`readmit`), in ledger order and as slots allow: the checkpoint has fewer than there were at the crash.
+    With `makes_all_again` so is everything else that is not trained on: in a deterministic run, which groups are made
+    together decides the last bits of their log-probs, so that a step is made as a whole.
     A use acknowledged by a later checkpoint (gone, or not chosen) is returned too: it is not in these weights.
     """
     uses.ack(who, consumed, checkpoint, step)
@@ -42,7 +48,7 @@ def resume_at(
     versions.lose_after(who.run, version)
     entries.ledger.recall_open(who)
     if strict or version < 0:  # without a surviving version there is none to count staleness from
-        _drop_lost(db, entries, who, version)
+        _drop_lost(db, entries, who, _NONE if makes_all_again else version)
     else:
         db.execute(
             "UPDATE entries SET oldest_version = min(oldest_version, ?1), newest_version = ?1 "

@@ -42,6 +42,7 @@ class Store:
         consumed: Sequence[tuple[str, int]],
         checkpoint: str,
         strict: bool,
+        makes_all_again: bool = False,
     ) -> None:
         """See `resume.resume_at`."""
         resume.resume_at(
@@ -55,6 +56,7 @@ class Store:
             consumed=consumed,
             checkpoint=checkpoint,
             strict=strict,
+            makes_all_again=makes_all_again,
         )
         self.runs.settle(who)
 
