@@ -290,6 +290,7 @@ class Batcher:
         staged = self.decoder.stage(tensors)
         self._check_probe(update, staged, tensors)
         self.decoder.commit(staged)
+        failpoint("explorer.swap.mid")
         self.version = update.version
         self.prefixes.clear()
         live = self.rows.live
