@@ -19,6 +19,7 @@ from triune.explorer.engines._rows import Rows
 from triune.explorer.engines._sampler import choose
 from triune.explorer.engines._stop_text import ends_with_stop
 from triune.explorer.engines._uniforms import uniforms
+from triune.failpoints import failpoint
 from triune.models import weight_digest
 from triune.ports import Completion, WeightUpdate
 from triune.records import Stop
