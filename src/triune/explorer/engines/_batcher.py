@@ -15,6 +15,7 @@ from triune.explorer.engines._admission import plan_admission, session_of
 from triune.explorer.engines._decoder import Decoder
 from triune.explorer.engines._intake import Job
 from triune.explorer.engines._prefixes import Prefixes
+from triune.explorer.engines._probe import check_probe
 from triune.explorer.engines._rows import Rows
 from triune.explorer.engines._sampler import choose
 from triune.explorer.engines._stop_text import ends_with_stop
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BUCKET = 64  # positions by which the cache grows
-_PROBE_TOKENS = 32
 _HOLES = 0.25  # share of dead rows that is stepped over before live ones move up
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.35}  # nats, largest gap of the probe
 
 
 class Batcher:
@@ -289,7 +288,7 @@ class Batcher:
                 "the channel delivered other weights than were published",
             )
         staged = self.decoder.stage(tensors)
-        self._check_probe(update, staged, tensors)
+        check_probe(self.decoder, staged, tensors, update, vocab=self.vocab, max_context=self.max_context)
         self.decoder.commit(staged)
         failpoint("explorer.swap.mid")
         self.version = update.version
@@ -303,18 +302,6 @@ class Batcher:
             self._count("recomputed_tokens", sum(map(len, sequences)))
         self._count("swaps", 1)
         self._count("swap_s", time.perf_counter() - began)
-
-    def _check_probe(self, update: WeightUpdate, staged: object, tensors: Mapping[str, Tensor]) -> None:
-        """Score fixed tokens by the path that decodes, and by a plain forward of what was received."""
-        ids = probe_ids(self.vocab, min(_PROBE_TOKENS, self.max_context))
-        gap = np.abs(self.decoder.probe(staged, ids) - self.decoder.reference(tensors, ids)).max()
-        if not gap <= _TOLERANCE[self.decoder.dtype]:
-            raise StaleWeightsError(
-                f"swap to version {update.version}",
-                f"the probe's log-probs are {gap:.3g} nats off",
-                f"at most {_TOLERANCE[self.decoder.dtype]} from a plain forward of the received weights",
-                "the served weights are not the received ones, or hold NaN",
-            )
 
     @torch.inference_mode()
     def score(self, ids: np.ndarray, temperature: float) -> np.ndarray:
@@ -337,11 +324,6 @@ class Batcher:
         """Counters since the last call."""
         counters, self.counters = self.counters, {}
         return counters
-
-
-def probe_ids(vocab: int, num: int) -> np.ndarray:
-    """int64[num]: the same ids for every model of a vocabulary, spread over it."""
-    return (np.arange(1, num + 1, dtype=np.int64) * 7919) % vocab
 
 
 def _rounded(positions: int, max_context: int) -> int:

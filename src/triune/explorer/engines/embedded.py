@@ -134,6 +134,11 @@ class EmbeddedEngine:
         """Whether the model runs on the fast path."""
         return self._batcher.decoder.keeps_rows
 
+    @property
+    def dtype(self) -> str:
+        """What it computes in: float32 or bfloat16."""
+        return str(self._batcher.decoder.dtype).removeprefix("torch.")
+
     # ---- requests
 
     async def generate(self, request: GenerateRequest) -> Completion:
