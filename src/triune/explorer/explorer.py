@@ -312,6 +312,8 @@ class Explorer:
         """Say what failed, each thing once."""
         for failure in outcome.failures:
             self._tell(f"{failure['boundary']}: {failure['error']}")
+            if self._deterministic and failure["boundary"] == "timeout":
+                self._tell("this run cannot be repeated bit by bit: the clock ended a rollout (rollout_timeout_s)")
         if outcome.refund is Refund.QUARANTINED:
             log.warning("task %s/%s failed too often and is set aside", group.taskset, group.task_key)
 

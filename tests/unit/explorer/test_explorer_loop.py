@@ -251,6 +251,18 @@ def test_operators_that_drop_everything_are_named_while_the_trainer_waits(tmp_pa
     assert "drop_flat_groups" in said[0]
 
 
+def test_a_timeout_in_a_deterministic_run_says_that_it_cannot_be_repeated(tmp_path, caplog):
+    async def slow_once(task, model):
+        if task.key == "1":
+            await asyncio.sleep(60)
+        return await quick(task, model)
+
+    house = House(slow_once, steps=2, deterministic=True, rollout_timeout_s=0.5, grace_s=0.01)
+    asyncio.run(house.run(tmp_path))
+    assert len(house.trained) == 4
+    assert "cannot be repeated bit by bit" in caplog.text
+
+
 class Judge:
     """An evaluator that is due at some steps."""
 
