@@ -9,7 +9,7 @@ from typing import Any
 
 from triune.algorithms import Algorithm
 from triune.config import RunConfig
-from triune.errors import EngineError
+from triune.errors import ConfigError, EngineError
 from triune.evaluation import Evaluation
 from triune.explorer import Explorer, Scheduler, WaveGate
 from triune.explorer.demonstrations import Demonstrations
@@ -19,6 +19,7 @@ from triune.models import ChatTokenizer, max_positions
 from triune.monitor import RunMonitor
 from triune.pipelines import Pipeline
 from triune.ports import AdmissionRule, Buffer, Engine, Lane, Rollouts, WeightChannel, WeightUpdate
+from triune.records import Task
 
 AHEAD_STEPS = 4
 """Steps for which demonstrations are prepared ahead: they have no version that could become stale."""
@@ -209,6 +210,23 @@ async def measure_versions(buffer: Buffer, channel: WeightChannel, engine: Engin
     await evaluation.finish()
 
 
+def question_of(tasks: Tasks, task: Task) -> list[dict[str, Any]]:
+    """Messages that a task's workflow would put to the model.
+
+    Raises:
+        ConfigError: It is a function, or an agent that asks as it goes.
+    """
+    workflow = tasks.bricks.workflow(task)
+    if not hasattr(workflow, "messages"):
+        raise ConfigError(
+            f"tasks.workflow of {task.taskset}",
+            "an agent's workflow has no single question",
+            "single_turn or math, or rows with `messages`",
+            "name one of them for these tasks",
+        )
+    return workflow.messages(task)
+
+
 def _demonstrations(
     config: RunConfig, tasks: Tasks, tokenizer: ChatTokenizer, buffer: Buffer, rule: AdmissionRule, monitor: RunMonitor
 ) -> Demonstrations:
@@ -218,6 +236,6 @@ def _demonstrations(
         tokenizer=tokenizer,
         rule=rule,
         monitor=monitor,
-        prompt_of=lambda task: tasks.bricks.workflow(task).messages(task),
+        prompt_of=lambda task: question_of(tasks, task),
         max_tokens=max_positions(config.model) or 1 << 20,
     )

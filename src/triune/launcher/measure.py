@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triune.config import RunConfig
-from triune.errors import CheckpointError, ConfigError
+from triune.errors import CheckpointError
 from triune.evaluation import Evaluation, bench, bench_endpoint
 from triune.explorer.engines.remote import Remote, RemoteEngine
-from triune.launcher.explorer_side import build_engine, build_evaluation, build_scheduler, load_tokenizer
+from triune.launcher.explorer_side import build_engine, build_evaluation, build_scheduler, load_tokenizer, question_of
 from triune.launcher.lane import ThreadLane
 from triune.launcher.tasks import Tasks, open_tasks
 from triune.launcher.trainer_side import find_checkpoints, load_policy
@@ -122,15 +122,7 @@ class EndpointAnswerer:
             ConfigError: The task's workflow is no single question.
             EngineError: The endpoint failed.
         """
-        workflow = self._tasks.bricks.workflow(task)
-        if not hasattr(workflow, "messages"):
-            raise ConfigError(
-                f"tasks.workflow of {task.taskset}",
-                "an agent's workflow cannot be measured at an endpoint",
-                "single_turn or math",
-                "measure a run's checkpoints instead",
-            )
-        return (await self._client.chat(workflow.messages(task), sampling)).text
+        return (await self._client.chat(question_of(self._tasks, task), sampling)).text
 
 
 async def bench_endpoint_of(config: RunConfig, name: str) -> list[dict[str, Any]]:

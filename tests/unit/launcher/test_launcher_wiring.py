@@ -11,7 +11,7 @@ import pytest
 from triune.config import load_config, save_resolved
 from triune.errors import ConfigError, TaskError
 from triune.launcher.beside import check_same_file
-from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer
+from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer, question_of
 from triune.launcher.tasks import open_tasks
 from triune.models import max_positions, resolve_model
 from triune.ports import Lease
@@ -68,3 +68,12 @@ def test_an_explorer_with_other_settings_than_its_trainer_is_refused_with_both_v
     check_same_file(load_config({**raw, "explorer": {"max_rollouts": 512}}), tmp_path)
     with pytest.raises(ConfigError, match=r"(?s)sync\.max_staleness: was 0, now 2.*same file and overrides"):
         check_same_file(load_config({**raw, "sync": {"max_staleness": 2}}), tmp_path)
+
+
+def test_demonstrations_of_an_agents_tasks_are_refused_with_what_to_write():
+    async def agent(task, model):
+        return 1.0
+
+    config = load_config({"tasks": {"use": "arithmetic"}, "algorithm": "sft"})
+    with pytest.raises(ConfigError, match="has no single question; expected single_turn or math"):
+        question_of(open_tasks(config, workflow=agent), Task(key="0", data={"answer": "1"}))
