@@ -87,18 +87,21 @@ def test_torch_load_reads_weights_only():
                 assert "weights_only=True" in ast.unparse(call), name_of(path)
 
 
-def test_exception_is_caught_at_few_boundaries():
-    """One boundary per room catches `Exception`; a bare `except:` is nowhere."""
+def test_exception_is_swallowed_at_few_boundaries():
+    """At most once a file and five times a room (one for each thread, process or loop whose failures become data).
+
+    A handler that raises again is no boundary; a bare `except:` is nowhere.
+    """
     rooms: dict[str, list[str]] = {}
     for path in MODULES:
         for handler in (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ExceptHandler)):
             assert handler.type is not None, f"{name_of(path)}:{handler.lineno} is a bare except"
-            if {"Exception", "BaseException"} & set(re.findall(r"\w+", ast.unparse(handler.type))):
-                again = any(isinstance(node, ast.Raise) for node in ast.walk(handler))
-                if not again:
-                    rooms.setdefault(room_of(path), []).append(f"{name_of(path)}:{handler.lineno}")
-    crowded = {room: places for room, places in rooms.items() if len(places) > 4}
-    assert not crowded, "swallowing Exception belongs to one boundary per room"
+            named = set(re.findall(r"\w+", ast.unparse(handler.type)))
+            if named & {"Exception", "BaseException"} and not any(isinstance(n, ast.Raise) for n in ast.walk(handler)):
+                rooms.setdefault(room_of(path), []).append(name_of(path))
+    for room, places in rooms.items():
+        assert len(places) <= 5, f"{room} swallows Exception in {places}"
+        assert len(set(places)) == len(places), f"a file of {room} swallows Exception twice: {places}"
 
 
 def test_no_stub_and_no_leftover_is_shipped():
