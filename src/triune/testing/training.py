@@ -111,13 +111,15 @@ def _true_logprobs(model: Any, tokens: np.ndarray, temperature: float) -> np.nda
     return np.concatenate([[0.0], chosen.numpy()])
 
 
-async def filled_buffer(folder: Path, groups: Sequence[Group], *, run: str = "run", path: str | None = None) -> Any:
+async def filled_buffer(
+    folder: Path, groups: Sequence[Group], *, run: str = "run", path: str | None = None, deterministic: bool = True
+) -> Any:
     """An open buffer that holds `groups` as ready entries and has ended; in memory unless `path` names a file."""
     from triune.buffer import BufferSettings, open_buffer
     from triune.ports import AdmissionRule
 
     store = {"use": "memory"} if path is None else {"use": "sqlite", "path": path}
-    buffer = open_buffer(BufferSettings.model_validate({"store": store}), folder, deterministic=True)
+    buffer = open_buffer(BufferSettings.model_validate({"store": store}), folder, deterministic=deterministic)
     await buffer.open_run(run, config_hash="", data_hash="")
     rule = AdmissionRule(max_staleness=10**6, fresh=10**6)
     for group in groups:

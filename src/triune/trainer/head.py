@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 96 << 20
-"""Logits (float32) that exist at once."""
+"""Logits (float32) that are made at once."""
+
+KEPT_BYTES = 192 << 20
+"""Logits that may be kept from the forward to the backward pass; more are made again there."""
 
 
 def chosen_logprobs(
@@ -16,12 +19,13 @@ def chosen_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(hidden @ weight.T / temperature) at `targets`, and the entropy of that distribution.
 
-    Logits are made in chunks of rows, forward and again backward, so that memory does not grow with rows x vocabulary.
+    Logits are made in chunks of rows and, beyond `KEPT_BYTES`, made again in the backward pass, so that memory does not
+    grow with rows x vocabulary.
     `torch.nn.functional.linear_cross_entropy` knows no temperature or entropy and is not faster on a CPU.
 
     Args:
         hidden: [M, H] in the dtype matrix products should run in.
-        weight: [V, H], any floating dtype; its gradient has that dtype and is summed in float32.
+        weight: [V, H], any floating dtype; its gradient has that dtype.
         targets: int64[M].
         temperature: float32[M]; None = 1.
         entropy: Also return entropies.
@@ -30,7 +34,8 @@ def chosen_logprobs(
         float32[M] log-probs and, when asked for, float32[M] entropies; both in nats and with gradient.
     """
     inverse = None if temperature is None else temperature.reciprocal().unsqueeze(1)
-    logprobs, entropies = _Chosen.apply(hidden, weight, targets, inverse, entropy)
+    keep = torch.is_grad_enabled() and 4 * len(hidden) * len(weight) <= KEPT_BYTES
+    logprobs, entropies = _Chosen.apply(hidden, weight, targets, inverse, entropy, keep)
     return logprobs, entropies if entropy else None
 
 
@@ -41,12 +46,13 @@ def _rows_per_chunk(vocab: int) -> int:
 class _Chosen(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inverse: Tensor | None, entropy: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inverse: Tensor | None, entropy: bool, keep: bool
     ) -> tuple[Tensor, Tensor]:
         count = len(hidden)
         lse, logprobs = hidden.new_empty(count, dtype=torch.float32), hidden.new_empty(count, dtype=torch.float32)
         entropies = hidden.new_zeros(count if entropy else 0, dtype=torch.float32)
         head = weight.to(hidden.dtype)
+        kept = []
         for rows in _chunks(count, weight.shape[0]):
             logits = _logits(hidden[rows], head, None if inverse is None else inverse[rows])
             lse[rows] = logits.logsumexp(-1)
@@ -54,21 +60,24 @@ class _Chosen(torch.autograd.Function):
             if entropy:
                 probs = (logits - lse[rows, None]).exp_()
                 entropies[rows] = lse[rows] - probs.mul_(logits).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, inverse, lse, entropies)
+            if keep:
+                kept.append(logits)
+        ctx.save_for_backward(hidden, weight, targets, inverse, lse, entropies, *kept)
         ctx.entropy = entropy
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, inverse, lse, entropies = ctx.saved_tensors
+        hidden, weight, targets, inverse, lse, entropies, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         head = weight.to(hidden.dtype)
         hidden_grad = torch.empty_like(hidden) if wants_hidden else None
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        for rows in _chunks(len(hidden), weight.shape[0]):
+        weight_grad: Tensor | None = None
+        for number, rows in enumerate(_chunks(len(hidden), weight.shape[0])):
             scale = None if inverse is None else inverse[rows]
+            logits = kept[number] if kept else _logits(hidden[rows], head, scale)
             slope = _slope(
-                _logits(hidden[rows], head, scale).sub_(lse[rows, None]),
+                logits.sub_(lse[rows, None]),
                 targets[rows, None],
                 grads[0][rows, None],
                 (grads[1][rows, None], entropies[rows, None]) if ctx.entropy else None,
@@ -77,10 +86,14 @@ class _Chosen(torch.autograd.Function):
                 slope.mul_(scale)
             slope = slope.to(hidden.dtype)
             if hidden_grad is not None:
-                hidden_grad[rows] = slope @ head
-            if weight_grad is not None:
-                weight_grad += slope.t() @ hidden[rows]
-        return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None
+                torch.mm(slope, head, out=hidden_grad[rows])
+            if wants_weight:
+                part = slope.t() @ hidden[rows]
+                if weight_grad is None:
+                    weight_grad = part if rows.stop == len(hidden) else part.float()
+                else:
+                    weight_grad += part
+        return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None, None
 
 
 def _chunks(count: int, vocab: int) -> list[slice]:

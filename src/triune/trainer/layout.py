@@ -32,6 +32,7 @@ class Micro:
         batch: Streams [B, T] for the algorithm's terms, one row per sequence.
         inputs: int64[R, W], what the model reads.
         positions: int64[R, W] in trees; None = 0, 1, 2, … in every row.
+        inside: bool[R, W], False on padding.
         allowed: bool[R, W, W] in trees, whether query (second axis) may see key (third); None = causal.
         chosen: int64[M], flat positions b * T + t of trained tokens.
         before: int64[M], flat positions in `inputs` whose hidden states predict them.
@@ -42,6 +43,7 @@ class Micro:
     batch: MicroBatch
     inputs: Tensor
     positions: Tensor | None
+    inside: Tensor
     allowed: Tensor | None
     chosen: Tensor
     before: Tensor
@@ -163,6 +165,7 @@ def pad_rows(rows: Rows, numbers: np.ndarray, device: torch.device | str = "cpu"
         device,
         tokens=tokens,
         inputs=tokens[:, :-1],
+        inside=torch.from_numpy(np.arange(seen.width - 1) < seen.ends[:, None] - 1).to(device),
         before=seen.row * (seen.width - 1) + seen.column - 1,
     )
 
@@ -190,6 +193,7 @@ def grow_trees(rows: Rows, trees: Sequence[np.ndarray], device: torch.device | s
         inputs[place] = rows.tokens[source[piece] + inner]
         positions[place] = inner + (prefix[piece] if is_own else 0)
         segments[place] = piece + 1 if is_own else 0
+    of = torch.from_numpy(segments).to(device)
     at = seen.column - 1 - prefix[seen.row]  # -1: predicted by the end of the common beginning
     column = np.where(at < 0, prefix[seen.row] - 1, start[seen.row] + at)
     return seen.micro(
@@ -198,7 +202,8 @@ def grow_trees(rows: Rows, trees: Sequence[np.ndarray], device: torch.device | s
         inputs=torch.from_numpy(inputs).to(device),
         before=owner[seen.row] * width + column,
         positions=torch.from_numpy(positions).to(device),
-        allowed=_tree_mask(torch.from_numpy(segments).to(device)),
+        inside=of >= 0,
+        allowed=_tree_mask(of),
     )
 
 
@@ -234,6 +239,7 @@ class _Seen:
         *,
         tokens: Tensor,
         inputs: Tensor,
+        inside: Tensor,
         before: np.ndarray,
         positions: Tensor | None = None,
         allowed: Tensor | None = None,
@@ -248,6 +254,7 @@ class _Seen:
             ),
             inputs=inputs,
             positions=positions,
+            inside=inside,
             allowed=allowed,
             chosen=torch.from_numpy(self.row * self.width + self.column).to(device),
             before=torch.from_numpy(before).to(device),

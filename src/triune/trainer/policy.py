@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triune.errors import CheckpointError, ConfigError
 from triune.models import canonical_state, has_fast_bfloat16
-from triune.trainer.attention import use_short_attention
+from triune.trainer.attention import LONGEST, PackedRows, use_short_attention
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
 
@@ -65,8 +65,9 @@ class Policy:
                 "use `model.dtype: float32` unless memory forbids it",
                 str(parameters[0].dtype).removeprefix("torch."),
             )
+        self._packs = False
         if self.device.type == "cpu":
-            use_short_attention(base)
+            self._packs = use_short_attention(base)
             torch.set_float32_matmul_precision(float32_matmul)
         self._reference: Policy | None = None
 
@@ -90,16 +91,35 @@ class Policy:
         """
         cast = torch.autocast(self.device.type, torch.bfloat16) if self.has_autocast else nullcontext()
         with cast:
-            hidden = self._body(
-                input_ids=micro.inputs,
-                position_ids=micro.positions,
-                attention_mask=None if micro.allowed is None else self._additive(micro.allowed),
-                use_cache=False,
-            ).last_hidden_state
-        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, micro.before).to(self.dtype)
+            hidden = self._hidden(micro)
+        chosen = hidden.to(self.dtype)
         targets = micro.batch.tokens.reshape(-1)[micro.chosen]
         logprobs, entropies = chosen_logprobs(chosen, self._head.weight, targets, micro.temperature, entropy=entropy)
         return _spread(logprobs, micro), None if entropies is None else _spread(entropies, micro)
+
+    def _hidden(self, micro: Micro) -> Tensor:
+        """[M, H]: states that predict the trained tokens."""
+        bias = None if micro.allowed is None else self._additive(micro.allowed)
+        if self._packs and micro.inputs.shape[1] <= LONGEST and not bool(micro.inside.all()):
+            found = self._packed_hidden(micro, bias)
+            if found is not None:
+                return found
+            self._packs = False
+        hidden = self._body(
+            input_ids=micro.inputs, position_ids=micro.positions, attention_mask=bias, use_cache=False
+        ).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, micro.before)
+
+    def _packed_hidden(self, micro: Micro, bias: Tensor | None) -> Tensor | None:
+        """The same without computing padding; None when the model does not hand the layout on to its attention."""
+        rows = PackedRows(micro.inside, bias)
+        positions = micro.positions
+        if positions is None:
+            positions = torch.arange(micro.inputs.shape[1], device=self.device).expand(micro.inputs.shape)
+        hidden = self._body(
+            input_ids=rows.pack(micro.inputs), position_ids=rows.pack(positions), packed_rows=rows, use_cache=False
+        ).last_hidden_state
+        return hidden[0].index_select(0, rows.ranks[micro.before]) if rows.num_uses else None
 
     def _additive(self, allowed: Tensor) -> Tensor:
         """[R, 1, W, W] to add to attention scores: what every attention of Transformers takes as it is."""
@@ -115,6 +135,7 @@ class Policy:
         inner: Any = torch.get_float32_matmul_precision()  # the process's, which a policy sets
         self._reference.__dict__.update(Policy(frozen, precision="float32", float32_matmul=inner).__dict__)
         self._reference.has_autocast, self._reference.dtype = self.has_autocast, self.dtype
+        self._reference._packs = self._packs
 
     @contextmanager
     def reference(self) -> Iterator[Policy]:

@@ -103,3 +103,36 @@ def _find(rows, micro, place: int) -> int:
         if rows.rollouts[number] == micro.batch.rollouts[place]
         and tokens[: rows.ends[number]] == rows.experiences[number].tokens[: rows.ends[number]].tolist()
     )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("widest", [0, 512])
+def test_leaving_padding_out_changes_neither_log_probs_nor_gradients(name: str, widest: int):
+    torch.manual_seed(0)
+    policy = Policy(MODELS[name](), float32_matmul="highest")
+    rows = rows_of(group_of("a", 6, [3, 1, 5, 2]), group_of("b", 9, [4, 4, 1]), group_of("c", 2, [7]))
+    (micro,) = lay_out(rows, np.arange(len(rows)), 10**6, widest=widest)
+    assert not micro.inside.all()
+    found = []
+    for packs in (True, False):
+        policy._packs = packs
+        logprobs, _ = policy.logprobs(micro)
+        (logprobs.sin() * micro.batch.tokens).sum().backward()
+        found.append((logprobs.detach(), {key: value.grad.clone() for key, value in policy.trainable.items()}))
+        policy.model.zero_grad()
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-5, rtol=1e-5)
+    for key, want in found[1][1].items():
+        torch.testing.assert_close(found[0][1][key], want, atol=2e-3, rtol=1e-4)
+
+
+def test_a_model_that_does_not_hand_the_layout_on_is_fed_padded_rows():
+    policy = Policy(tiny_llama(), float32_matmul="highest")
+    rows = rows_of(group_of("a", 6, [3, 1, 5, 2]))
+    micro = pad_rows(rows, np.arange(4))
+    want, _ = policy.logprobs(micro)
+    assert policy._packs
+    body = policy._body
+    policy._body = lambda packed_rows=None, **arguments: body(**arguments)
+    got, _ = policy.logprobs(micro)
+    assert not policy._packs
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
