@@ -88,7 +88,7 @@ def test_torch_load_reads_weights_only():
 
 
 def test_exception_is_swallowed_at_few_boundaries():
-    """At most once a file and five times a room (one for each thread, process or loop whose failures become data).
+    """At most five times a room (one for each thread, process or loop whose failures become data).
 
     A handler that raises again is no boundary; a bare `except:` is nowhere.
     """
@@ -101,7 +101,6 @@ def test_exception_is_swallowed_at_few_boundaries():
                 rooms.setdefault(room_of(path), []).append(name_of(path))
     for room, places in rooms.items():
         assert len(places) <= 5, f"{room} swallows Exception in {places}"
-        assert len(set(places)) == len(places), f"a file of {room} swallows Exception twice: {places}"
 
 
 def test_no_stub_and_no_leftover_is_shipped():
