@@ -547,6 +547,10 @@ class WeightChannel(Protocol):
         """Offer a committed version again after a resume; raises EngineError when the state is not that version's."""
         ...
 
+    def release(self, version: int) -> None:
+        """The engine of this process has taken the version; what only it needed may be freed."""
+        ...
+
     def pin(self, version: int) -> None:
         """Keep a version until `unpin` (evaluation reads it for longer than the channel keeps others)."""
         ...

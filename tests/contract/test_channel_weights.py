@@ -42,7 +42,7 @@ def run(work: Any) -> Any:
 def test_what_is_fetched_is_what_was_published_under_the_number_the_ledger_issued(open_channel: Open):
     async def go() -> None:
         ledger = MemoryLedger()
-        channel = open_channel(ledger)
+        channel = open_channel(ledger, keep=2)
         first = await channel.publish(state_of(1), step=0)
         second = await channel.publish(state_of(2), step=4)
         assert [first.version, second.version] == [0, 1]
@@ -101,6 +101,40 @@ def test_only_the_newest_versions_are_kept_and_a_pinned_one(open_channel: Open):
         await channel.publish(state_of(5), step=5)
         with pytest.raises(EngineError, match="no longer kept"):
             await channel.fetch(updates[0])
+
+    run(go())
+
+
+def test_a_version_that_the_engine_has_taken_is_freed_unless_it_is_pinned():
+    async def go() -> None:
+        channel = registry.build("channel", "memory", "sync.channel")(ledger=MemoryLedger(), lane=InlineLane())
+        first = await channel.publish(state_of(0), step=0)
+        channel.pin(0)
+        channel.release(0)
+        assert await channel.fetch(first)
+        channel.unpin(0)
+        channel.release(0)
+        with pytest.raises(EngineError, match="no longer kept"):
+            await channel.fetch(first)
+
+    run(go())
+
+
+def test_who_asks_for_an_old_version_while_the_next_is_published_is_told_when_that_one_is_there():
+    class SlowLane(InlineLane):
+        async def run(self, work: Any, *args: Any) -> Any:
+            await asyncio.sleep(0.02)
+            return await super().run(work, *args)
+
+    async def go() -> None:
+        ledger = MemoryLedger()
+        channel = registry.build("channel", "memory", "sync.channel")(ledger=ledger, lane=SlowLane())
+        first = await channel.publish(state_of(0), step=0)
+        publishing = asyncio.create_task(channel.publish(state_of(1), step=1))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="expected one of 1"):
+            await channel.fetch(first)
+        assert (await channel.fetch(await publishing))["a"][0, 0] == 1
 
     run(go())
 

@@ -253,6 +253,7 @@ class Explorer:
             with self._monitor.timed(f"{ROLE}/evaluate"):
                 await self._evaluator.evaluate(update)
             self._may_start.set()
+        self._channel.release(update.version)
 
     async def _fetch(self, update: WeightUpdate) -> tuple[WeightUpdate, Mapping[str, Any]]:
         """The tensors of a version, or of a newer one that was published while this one was looked up."""

@@ -104,6 +104,9 @@ class FileChannel:
         """
         return await asyncio.to_thread(self._read, update)
 
+    def release(self, version: int) -> None:
+        """Nothing to free: other processes may still read the files."""
+
     def pin(self, version: int, owner: str = "evaluation") -> None:
         """Keep a version on disk until `unpin`, or until the next incarnation of the run."""
         self.folder.mkdir(parents=True, exist_ok=True)
