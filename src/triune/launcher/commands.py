@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from triune.config import RunConfig
-from triune.errors import CheckpointError
+from triune.errors import CheckpointError, ConfigError
 from triune.launcher.explorer_side import load_tokenizer
 from triune.launcher.folder import Start
 from triune.launcher.local import launch
@@ -51,7 +51,10 @@ def export(config: RunConfig, run_dir: Path, *, step: int | None, out: Path | No
 
     Raises:
         CheckpointError: There is no checkpoint of that step.
+        ConfigError: `out` holds something already: only the run's own `export/` is ever replaced.
     """
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("--out", f"{out} exists and is not empty", "a new folder", "name another one")
     checkpoints = find_checkpoints(config, run_dir)
     steps = checkpoints.steps()
     chosen = (steps[-1] if steps else None) if step is None else step
@@ -63,5 +66,5 @@ def export(config: RunConfig, run_dir: Path, *, step: int | None, out: Path | No
     _, weights, _ = checkpoints.load(checkpoints.path(chosen))
     policy.load(weights)
     tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
-    target = out if out is not None else run_dir / "export"
+    target = out.resolve() if out is not None else run_dir / "export"
     return export_model(policy.model, target, tokenizer=tokenizer.hf, source_name=config.model.path)

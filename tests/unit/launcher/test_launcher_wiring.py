@@ -11,6 +11,7 @@ import pytest
 from triune.config import load_config, save_resolved
 from triune.errors import ConfigError, TaskError
 from triune.launcher.beside import check_same_file
+from triune.launcher.commands import export
 from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer, question_of
 from triune.launcher.tasks import open_tasks
 from triune.models import max_positions, resolve_model
@@ -77,3 +78,14 @@ def test_demonstrations_of_an_agents_tasks_are_refused_with_what_to_write():
     config = load_config({"tasks": {"use": "arithmetic"}, "algorithm": "sft"})
     with pytest.raises(ConfigError, match="has no single question; expected single_turn or math"):
         question_of(open_tasks(config, workflow=agent), Task(key="0", data={"answer": "1"}))
+
+
+def test_an_export_never_replaces_a_folder_that_holds_something(tmp_path):
+    config = load_config({"tasks": {"use": "arithmetic"}})
+    precious = tmp_path / "thesis" / "chapter.tex"
+    precious.parent.mkdir()
+    precious.write_text("all of it")
+    for out in (precious.parent, precious):
+        with pytest.raises(ConfigError, match=r"--out: .*exists and is not empty; expected a new folder"):
+            export(config, tmp_path / "run", step=None, out=out)
+    assert precious.read_text() == "all of it"
