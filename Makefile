@@ -69,13 +69,19 @@ format: dev  ## let ruff rewrite
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+nano: env  ## make the shipped model again: demonstrations, supervised warm-up, bfloat16 (ten minutes)
+	$(BIN)/python recipes/nano/make_folder.py runs/nano-untrained
+	$(BIN)/python recipes/nano/demonstrations.py runs/nano-demonstrations.jsonl
+	$(BIN)/triune run recipes/nano/warm_up.yaml --restart
+	$(BIN)/python recipes/nano/freeze.py runs/nano/export runs/nano-untrained src/triune/models/nano
+
 docs: dev  ## generate the reference pages
 	$(BIN)/python -m docs.generate
 
 # ---- measurements. Each prints a table and, as its last line, one JSON object.
 
 bench-overhead: env  ## samples/s against a bare hand-written loop
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.bench_overhead
 
 bench-engine: dev  ## tokens/s against transformers.generate
 	$(BIN)/python -m benchmarks.smollm
@@ -87,7 +93,7 @@ bench-train: dev  ## one optimiser step against the padded Hugging Face loop
 
 bench-trl: dev  ## the same GRPO workload through TRL, in an environment of its own
 	$(BIN)/python -m benchmarks.smollm
-	$(BIN)/python -m benchmarks.trl
+	$(BIN)/python -m benchmarks.bench_trl
 
 bench-async: env  ## synchronous to fully asynchronous, against the closed form
 	$(BIN)/python -m benchmarks.bench_async
@@ -103,5 +109,5 @@ gpu-check: dev  ## what needs a GPU, on a machine that has one
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help env dev quickstart test test-all slow crash smollm lint types floors format docs \
+.PHONY: help env dev quickstart test test-all slow crash smollm lint types floors format nano docs \
 	bench-overhead bench-engine bench-train bench-trl bench-async example-smollm gpu-check clean

@@ -2,7 +2,8 @@
 
     python recipes/nano/make_folder.py runs/nano-untrained --size 1M
 
-Sizes: `1M` is the shape that ships as `triune/nano`; `0.3M` is a smaller one for benches. Both start from random weights.
+Sizes: `1M` is the shape that ships as `triune/nano`; `0.3M` is a smaller one for benches. Both start from random
+weights.
 """
 
 from __future__ import annotations
