@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,15 @@ def load_tokenizer(config: RunConfig, location: str | Path) -> ChatTokenizer:
     return ChatTokenizer.load(
         location, template=config.model.chat_template, trust_remote_code=config.model.trust_remote_code
     )
+
+
+def with_engine_dtype(config: RunConfig, published: str) -> RunConfig:
+    """An engine whose dtype is `auto` computes in what is published."""
+    engine = config.explorer.engine
+    if getattr(engine, "dtype", None) != "auto":
+        return config
+    engine = replace(engine, dtype=published)
+    return config.model_copy(update={"explorer": config.explorer.model_copy(update={"engine": engine})})
 
 
 def build_engine(config: RunConfig, tokenizer: ChatTokenizer, lane: Lane) -> Engine:

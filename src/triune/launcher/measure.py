@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,22 @@ from triune.config import RunConfig
 from triune.errors import CheckpointError
 from triune.evaluation import Evaluation, bench, bench_endpoint
 from triune.explorer.engines.remote import Remote, RemoteEngine
-from triune.launcher.explorer_side import build_engine, build_evaluation, build_scheduler, load_tokenizer, question_of
+from triune.launcher.explorer_side import (
+    build_engine,
+    build_evaluation,
+    build_scheduler,
+    load_tokenizer,
+    question_of,
+    with_engine_dtype,
+)
 from triune.launcher.lane import ThreadLane
 from triune.launcher.tasks import Tasks, open_tasks
-from triune.launcher.trainer_side import find_checkpoints, load_policy
+from triune.launcher.trainer_side import find_checkpoints, load_policy, published_dtype
 from triune.models import resolve_model, weight_digest
 from triune.monitor import RunMonitor
 from triune.ports import Engine, Lane, Sampling, WeightUpdate
 from triune.records import Task
+from triune.sync.snapshot import snapshot, torch_dtype
 from triune.trainer import Checkpoints, read_state
 
 if TYPE_CHECKING:
@@ -54,15 +63,16 @@ async def measure_checkpoints(
     checkpoints = find_checkpoints(config, folder)
     if not checkpoints.steps():
         raise CheckpointError(str(checkpoints.folder), "no complete checkpoint", "one at least", "run it first")
-    engine = build_engine(config, tokenizer, lane)
+    policy = await lane.run(load_policy, config)
+    said = getattr(config.sync.channel, "dtype", "auto")
+    dtype = published_dtype(config, policy) if said == "auto" else said  # as while the run measured itself
+    engine = build_engine(with_engine_dtype(config, dtype), tokenizer, lane)
     scheduler = build_scheduler(config, engine, tokenizer, tasks)
     try:
         evaluation = build_evaluation(config, tasks, scheduler, monitor, folder)
-        policy = await lane.run(load_policy, config)
         steps = checkpoints.steps()
-        return await _measure(
-            evaluation, checkpoints, policy, engine, lane, _due(evaluation, steps) if only_due else steps
-        )
+        chosen = _due(evaluation, steps) if only_due else steps
+        return await _measure(evaluation, checkpoints, policy, engine, lane, chosen, dtype)
     finally:
         await scheduler.close()
         await engine.close()
@@ -73,22 +83,26 @@ def _due(evaluation: Evaluation, steps: list[int]) -> list[int]:
 
 
 async def _measure(
-    evaluation: Evaluation, checkpoints: Checkpoints, policy: Policy, engine: Engine, lane: Lane, steps: list[int]
+    evaluation: Evaluation,
+    checkpoints: Checkpoints,
+    policy: Policy,
+    engine: Engine,
+    lane: Lane,
+    steps: list[int],
+    dtype: str,
 ) -> list[dict[str, Any]]:
-    loaded: dict[int, dict[str, Any]] = {}
     updates = []
     for step in steps:
         state = read_state(checkpoints.path(step))
         version = state.line[-1][0] if state.line else 0
-        updates.append(WeightUpdate(version=version, step=step, digest="", dtype="float32"))
+        updates.append(WeightUpdate(version=version, step=step, digest="", dtype=dtype))
 
-    def load(step: int) -> dict[str, Any]:
+    def load(step: int) -> Mapping[str, Any]:
         _, weights, _ = checkpoints.load(checkpoints.path(step))
         policy.load(weights)
-        return {name: value.clone() for name, value in policy.state().items()}
+        return snapshot(policy.state(), torch_dtype(dtype))[0]
 
     async def serve(update: WeightUpdate) -> None:
-        loaded.clear()
         tensors = await lane.run(load, update.step)
         digest = await lane.run(weight_digest, tensors)
         await engine.swap(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triune.buffer import StoredBuffer, open_buffer
-from triune.config import RunConfig, config_hash
+from triune.config import config_hash
 from triune.errors import FencedError, RunFailed
 from triune.launcher.beside import check_same_file, join_trainer, watch_trainer
 from triune.launcher.explorer_side import (
@@ -19,6 +18,7 @@ from triune.launcher.explorer_side import (
     build_pipeline,
     is_imitation,
     load_tokenizer,
+    with_engine_dtype,
 )
 from triune.launcher.lane import ThreadLane
 from triune.launcher.measure import measure_checkpoints
@@ -135,7 +135,7 @@ class Session:
         assert self.tokenizer is not None
         self.tasks.stream.seek(None)
         self.explorer = build_explorer_side(
-            _with_dtype(self.config, first),
+            with_engine_dtype(self.config, first.dtype),
             tasks=self.tasks,
             tokenizer=self.tokenizer,
             buffer=buffer,
@@ -230,12 +230,3 @@ class Session:
                     outcome = f"refused: {row['action']} is not offered"
                 await buffer.ack_control(row["id"], by="trainer", outcome=outcome)
             await asyncio.sleep(STEER_S)
-
-
-def _with_dtype(config: RunConfig, first: WeightUpdate) -> RunConfig:
-    """An engine whose dtype is `auto` computes in what is published."""
-    engine = config.explorer.engine
-    if getattr(engine, "dtype", None) != "auto":
-        return config
-    engine = dataclasses.replace(engine, dtype=first.dtype)
-    return config.model_copy(update={"explorer": config.explorer.model_copy(update={"engine": engine})})

@@ -13,12 +13,16 @@ from triune.errors import ConfigError, TaskError
 from triune.launcher.beside import check_same_file
 from triune.launcher.commands import export
 from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer, question_of
+from triune.launcher.measure import measure_checkpoints
 from triune.launcher.tasks import open_tasks
-from triune.models import max_positions, resolve_model
-from triune.ports import Lease
+from triune.launcher.trainer_side import load_policy
+from triune.models import max_positions, resolve_model, weight_digest
+from triune.ports import GroupOutcome, Lease
 from triune.records import GroupId, Task
 from triune.testing.groups import make_group
+from triune.trainer import Checkpoints
 from triune.trainer.batch import build_batch, prepare, stored_streams
+from triune.trainer.checkpoint import TrainState
 
 
 class HereAndNow:
@@ -89,3 +93,39 @@ def test_an_export_never_replaces_a_folder_that_holds_something(tmp_path):
         with pytest.raises(ConfigError, match=r"--out: .*exists and is not empty; expected a new folder"):
             export(config, tmp_path / "run", step=None, out=out)
     assert precious.read_text() == "all of it"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_case_51_checkpoints_are_measured_in_the_dtype_in_which_the_run_measured_itself(tmp_path, monkeypatch, dtype):
+    config = load_config(
+        {"tasks": {"use": "arithmetic"}, "eval": {"every": 1, "tasks": {"use": "arithmetic", "size": 1}},
+         "sync": {"channel": {"use": "memory", "dtype": dtype}}}
+    )  # fmt: skip
+    served = []
+
+    class Engine:
+        async def swap(self, update, tensors):
+            served.append((update.dtype, {str(value.dtype) for value in tensors.values()}))
+            assert weight_digest(tensors) == update.digest
+
+        async def close(self):
+            pass
+
+    def build(given, tokenizer, lane):
+        served.append(given.explorer.engine.dtype)
+        return Engine()
+
+    class Rollouts:
+        async def run(self, group, task, **more):
+            return GroupOutcome(group=None)
+
+        async def close(self):
+            pass
+
+    policy = load_policy(config)
+    Checkpoints(tmp_path / "checkpoints").save(TrainState(step=1), policy.trainable, {})
+    monkeypatch.setattr("triune.launcher.measure.build_engine", build)
+    monkeypatch.setattr("triune.launcher.measure.build_scheduler", lambda *given: Rollouts())
+    measured = measure_checkpoints(config, tmp_path, open_tasks(config), None, HereAndNow(), None)  # type: ignore[arg-type]
+    assert [row["step"] for row in asyncio.run(measured)] == [1]
+    assert served == [dtype, (dtype, {f"torch.{dtype}"})]
