@@ -384,10 +384,11 @@ class Explorer:
         news = asyncio.ensure_future(self._buffer.wait_version(self._served.version))
         try:
             while True:
-                again = await self._readmit()
-                if again is not None:
+                more = await self._more()
+                if more:
                     await self._catch_up()
-                    self._start(children, *again)
+                    for group, task in more:
+                        self._start(children, group, task)
                 elif (await asyncio.wait({news}, timeout=RECHECK_S))[0]:
                     update = news.result()
                     if update is None:
@@ -403,11 +404,22 @@ class Explorer:
     async def _outlive_beside(self, children: asyncio.TaskGroup, follower: asyncio.Task[None]) -> None:
         """Make again what became too old, until the follower hears that the trainer is done."""
         while not follower.done():
-            again = await self._readmit()
-            if again is not None:
-                self._start(children, *again)
-            else:
+            for group, task in (more := await self._more()):
+                self._start(children, group, task)
+            if not more:
                 await asyncio.wait({follower}, timeout=RECHECK_S)
+
+    async def _more(self) -> list[tuple[GroupId, Task]]:
+        """What the trainer misses after the last admission: a group to make again, or one for a slot given back late.
+
+        An entry whose reward never came, or that an amendment dropped, gives its slot back long after its put.
+        """
+        again = await self._readmit()
+        if again is not None:
+            return [again]
+        if self._has_no_tasks or not await self._buffer.free_slots(self._rule):
+            return []
+        return await self._next()
 
     # -------------------------------------------------------------------------------------------------- metrics
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from functools import partial
 
 import pytest
 from explorer_fakes import Talker, make_scheduler, tokenizer
@@ -12,6 +13,7 @@ from explorer_fakes import Talker, make_scheduler, tokenizer
 from triune.buffer import BufferSettings, open_buffer
 from triune.errors import EngineError, WorkflowError
 from triune.explorer import Explorer, WaveGate
+from triune.explorer.assemble import Finished, build_experiences
 from triune.pipelines import Shaped
 from triune.ports import AdmissionRule, WeightUpdate
 from triune.records import Task
@@ -205,6 +207,25 @@ def test_case_45_the_end_of_data_reaches_the_trainer_with_a_short_last_batch(tmp
     house = House(quick, num_tasks=5, steps=100, fresh=2, finishes=True)
     asyncio.run(house.run(tmp_path))
     assert sorted(int(group.task.key) for group in house.trained) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("style", ["drain", "inflight"])
+def test_a_slot_given_back_after_the_last_admission_is_used_so_that_the_trainer_gets_its_batch(
+    tmp_path, monkeypatch, style
+):
+    async def late(task, model):
+        reward = await quick(task, model)
+        if task.key != "3":
+            return reward
+        (row,) = build_experiences([Finished(session=model._caller)])
+        return [row.replace(reward=None, is_valid=True)]  # it is judged later, and then nobody does
+
+    monkeypatch.setitem(globals(), "BufferSettings", partial(BufferSettings, reward_deadline_s=0.2))
+    house = House(late, steps=2, fresh=2, style=style)
+    house.rule = AdmissionRule(max_staleness=0, fresh=2, limit=4)
+    stats = asyncio.run(house.run(tmp_path))
+    assert sorted(int(group.task.key) for group in house.trained) == [0, 1, 2, 4]
+    assert (stats["entries/expired"], stats["refunds/invalid"]) == (1, 1)
 
 
 def test_case_46_an_error_of_the_loop_ends_it_at_once_with_its_own_name(tmp_path):
