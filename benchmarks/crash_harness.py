@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from triune.buffer import BufferSettings, open_buffer
+from triune.monitor.history import surviving_rows
 from triune.records import GroupId
 from triune.testing.run_files import save_run_file, small_run
 from triune.trainer import Checkpoints
@@ -32,6 +33,18 @@ LIMIT_S = 240.0
 """How long a process may take to the end of its run before the campaign calls it hung."""
 
 STEPS, TASKS_PER_STEP, NUM_TASKS = 8, 4, 48
+
+FAILPOINTS = (
+    "buffer.put.inside:6",
+    "buffer.admit.inside:3",
+    "buffer.ack.inside:2",
+    "trainer.publish.after:3",
+    "trainer.checkpoint.after_rename:1",
+    "trainer.checkpoint.before_rename:1",
+    "explorer.swap.mid:2",
+    "buffer.commit_version.inside:2",
+)
+"""Places in the program, and at which pass of them the process is killed."""
 
 
 class Broken(AssertionError):
@@ -90,6 +103,13 @@ class Flight:
         if command != "explore":
             self.bases.append((process.pid, base))
         return process
+
+    def start_amending(self, failpoints: str) -> subprocess.Popen[bytes]:
+        """Start a process that amends what the trainer holds."""
+        words = [sys.executable, "-m", "benchmarks.crash_amend", str(self.run_dir)]
+        environment = {**os.environ, "TRIUNE_FAILPOINT": failpoints}
+        with (self.folder / "amend.log").open("wb") as out:
+            return subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
 
     def last_step(self) -> int:
         """Step of the newest complete checkpoint; 0 when there is none."""
@@ -176,6 +196,7 @@ class Flight:
         summary = json.loads((self.run_dir / "summary.json").read_text())
         if summary["status"] != "finished" or summary["steps"] != STEPS:
             raise Broken(f"summary says {summary['status']} after {summary['steps']} steps; {self.where()}")
+        self.check_rows()
         trained = self.surviving_uses()
         doubled = [use for use, number in Counter(trained).items() if number > 1]
         if doubled:
@@ -184,6 +205,13 @@ class Flight:
         if acked != Counter(trained):
             raise Broken(f"acknowledged but not trained, or the reverse: {acked} and {trained}; {self.where()}")
         return Counter(GroupId.parse(entry).task_key for entry, _ in trained)
+
+    def check_rows(self) -> None:
+        """Every step has its row in `metrics.jsonl`, on the line that survived."""
+        rows = [row for row in surviving_rows(self.run_dir / "metrics.jsonl") if row["role"] == "trainer"]
+        there = {row["step"] for row in rows if "loss" in row}
+        if there != set(range(1, STEPS + 1)):
+            raise Broken(f"metrics.jsonl has the trainer's rows of steps {sorted(there)}; {self.where()}")
 
     def acknowledged_uses(self) -> Counter[tuple[str, int]]:
         """(entry, use number) of every acknowledged use."""
@@ -245,15 +273,25 @@ def killed_at_failpoints(folder: Path, names: Sequence[str], **sections: Any) ->
     return flight, flight.check_finished()
 
 
-def killed_at_random(
-    folder: Path, num: int, chance: random.Random, after: Callable[[str], None] = lambda line: None, **sections: Any
-) -> tuple[Flight, Counter[str]]:
+def killed_while_amending(folder: Path, **sections: Any) -> tuple[Flight, Counter[str]]:
+    """One run, beside a process that dies while it amends what the trainer has leased."""
+    flight = Flight(folder, campaign_config(folder, **sections))
+    process = flight.start("run")
+    try:
+        flight.wait_for_events(10, process)
+        flight.until_killed(flight.start_amending("buffer.amend.leased:1"), "buffer.amend.leased:1")
+        flight.finish(process)
+    finally:
+        stop(process)
+    return flight, flight.check_finished()
+
+
+def killed_at_random(folder: Path, num: int, chance: random.Random, **sections: Any) -> tuple[Flight, Counter[str]]:
     """`triune run`, killed `num` times at random moments."""
     flight = Flight(folder, campaign_config(folder, **sections))
     for _ in range(num):
         process = flight.start("run")
         _kill_at_random(flight, process, num, chance, process)
-        after(flight.kills[-1] if flight.kills else "")
     flight.finish(flight.start("run"))
     return flight, flight.check_finished()
 

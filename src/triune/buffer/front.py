@@ -129,6 +129,10 @@ class StoredBuffer:
             ) from error
         return self._me().epoch
 
+    async def is_finished(self, run: str) -> bool:
+        """Whether a run, joined or not, wants no more experience."""
+        return await self._writer.submit(lambda: self.store.runs.is_finished(run))
+
     async def trainer(self) -> TrainerState:
         """How the process that opened the run is, for an explorer beside it."""
         who = self._me()

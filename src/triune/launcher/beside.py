@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from triune.buffer import StoredBuffer
 from triune.config import RunConfig, check_same_run
 from triune.errors import CheckpointError, ConfigError, FencedError, StoreError
 from triune.monitor import RunMonitor
 
+T = TypeVar("T")
+
 JOIN_TIMEOUT_S = 120.0
 """How long an explorer waits for its trainer to open the run."""
+
+FINISHED_S = 10.0
+"""How long it waits for a finished run to be resumed."""
 
 GONE_S = 120.0
 """How long an explorer waits for a trainer whose heart has stopped to be resumed."""
@@ -22,18 +28,21 @@ LOOK_S = 1.0
 """How often it looks."""
 
 
-async def join_trainer(open_store: Callable[[], StoredBuffer], run: str, monitor: RunMonitor) -> StoredBuffer:
+async def join_trainer(open_store: Callable[[], StoredBuffer], run: str, monitor: RunMonitor) -> StoredBuffer | None:
     """Wait for a trainer to open the run; the store, with the run joined.
 
     The file is opened anew now and then: a trainer that begins again with `--restart` moves the old one aside.
 
+    Returns:
+        None when the run is finished, and nobody resumes it.
+
     Raises:
         StoreError: None did in time.
     """
-    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    began = time.monotonic()
     with monitor.waiting("explorer", "the trainer to open the run"):
         while True:
-            left = deadline - time.monotonic()
+            left = JOIN_TIMEOUT_S - (time.monotonic() - began)
             try:
                 buffer = open_store()
             except StoreError:  # in the middle of being moved, or never there
@@ -45,9 +54,15 @@ async def join_trainer(open_store: Callable[[], StoredBuffer], run: str, monitor
                 await buffer.join_run(run, timeout_s=min(max(left, 0.0), 5.0))
                 return buffer
             except StoreError as error:
+                is_finished = await buffer.is_finished(run)
                 await buffer.close()
-                if left <= 0 or not isinstance(error.__cause__, TimeoutError):
+                if not isinstance(error.__cause__, TimeoutError):
                     raise
+                if is_finished and time.monotonic() - began > FINISHED_S:
+                    return None
+                if left <= 0:
+                    found = f"nobody has it open after {JOIN_TIMEOUT_S:.0f} s"
+                    raise StoreError(error.where, found, error.expected, error.do) from None
 
 
 def check_same_file(config: RunConfig, folder: Path) -> None:
@@ -78,6 +93,19 @@ async def watch_trainer(buffer: StoredBuffer, monitor: RunMonitor) -> None:
         elif not state.is_same or _file_of(buffer) != opened:
             raise _another()
         await asyncio.sleep(LOOK_S)
+
+
+async def while_watched(work: Coroutine[Any, Any, T], buffer: StoredBuffer, monitor: RunMonitor) -> T:
+    """Await something that the trainer brings about; raises what `watch_trainer` raises meanwhile."""
+    job, watch = asyncio.ensure_future(work), asyncio.ensure_future(watch_trainer(buffer, monitor))
+    try:
+        await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not job.done():
+            watch.result()
+        return await job
+    finally:
+        for task in (job, watch):
+            task.cancel()
 
 
 async def _wait_for_another(buffer: StoredBuffer, monitor: RunMonitor, opened: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from triune.buffer import StoredBuffer, open_buffer
 from triune.config import config_hash
 from triune.errors import FencedError, RunFailed
-from triune.launcher.beside import check_same_file, join_trainer, watch_trainer
+from triune.launcher.beside import check_same_file, join_trainer, watch_trainer, while_watched
 from triune.launcher.explorer_side import (
     ExplorerSide,
     build_explorer_side,
@@ -112,10 +112,12 @@ class Session:
         self.monitor.start()
         while True:
             buffer = self.buffer = await join_trainer(self._open_store, self.config.name, self.monitor)
+            if buffer is None:
+                return "the run is finished"
             try:
                 if (self.folder / "run.resolved.json").exists():  # it is not where the folder is on another machine
                     check_same_file(self.config, self.folder)
-                first = await self._first_version(buffer)
+                first = await while_watched(self._first_version(buffer), buffer, self.monitor)
                 if first is None:
                     return "the trainer had finished"
                 channel = self.config.sync.channel(
