@@ -6,10 +6,12 @@ SmolLM2-135M in bf16, prompts of 50 tokens, 128 new tokens for 1, 8, 32 and 64 s
 256 prompts whose answers have 8 + geometric(mean 40) tokens, at most 128, on 32 slots; `generate` gets them sorted by
 length in batches of 32, which suits it best. Ours counts everything it does besides (scheduler, log-probs, versions).
 
-Where the CPU only emulates bf16, `generate` also runs in fp32, and the faster of its two figures is the opponent.
+The ratio is against `generate` in bf16. Where the CPU only emulates bf16 our engine computes in fp32, and so can
+`generate`: then it also runs in fp32, and `ratio_vs_generate_fp32` says how much of the ratio is not the dtype
+(not within TRIUNE_BENCH_SECONDS).
 
 Smaller: TRIUNE_BENCH_TOKENS=16 TRIUNE_BENCH_REPEATS=1 TRIUNE_BENCH_RAGGED=32 TRIUNE_BENCH_CONCURRENCY=1,8, or
-TRIUNE_BENCH_SECONDS=60, which stops repeating when so much time is used (every row is measured once at least).
+TRIUNE_BENCH_SECONDS=60, which measures once and chooses the tokens of every row from the speeds seen so far.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ import torch
 from benchmarks.baselines import HfGenerate
 from benchmarks.limits import Machine, check_baseline, measure
 from benchmarks.smollm import fetch
-from triune.explorer.engines._linear import has_fast_bfloat16
 from triune.explorer.engines.embedded import Embedded, EmbeddedEngine
 from triune.launcher.lane import ThreadLane
 from triune.models import canonical_state, weight_digest
@@ -37,6 +38,7 @@ from triune.ports import GenerateRequest, Sampling, WeightUpdate
 
 PROMPT_TOKENS = 50
 SLOTS = 32
+BF16, FP32 = "generate bf16", "generate fp32"
 RECORDED = {1: 40.0, 8: 218.0, 32: 411.0, 64: 458.0}
 """tok/s of `generate` by sequences, on the reference machine (ECOSYSTEM.md, section 3)."""
 
@@ -50,6 +52,11 @@ class Sizes:
     ragged: int
     seconds: float
     concurrency: tuple[int, ...]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is a time to keep."""
+        return self.seconds < 1e6
 
     @classmethod
     def read(cls) -> Sizes:
@@ -93,10 +100,12 @@ def ragged_load(num: int, longest: int) -> Load:
 class Ours:
     """The embedded engine over a folder, driven as the explorer drives it."""
 
-    def __init__(self, model: Any, folder: Any) -> None:
+    name = "ours"
+
+    def __init__(self, model: Any, folder: Any, slots: int) -> None:
         self._loop = asyncio.new_event_loop()
         self._lane = ThreadLane()
-        self.engine = EmbeddedEngine(folder, None, self._lane, Embedded(slots=64))
+        self.engine = EmbeddedEngine(folder, None, self._lane, Embedded(slots=slots))
         state = canonical_state(model)
         update = WeightUpdate(version=0, step=0, digest=weight_digest(state), dtype="bfloat16")
         began = time.perf_counter()
@@ -104,9 +113,8 @@ class Ours:
         self.swap_s = time.perf_counter() - began
         self._round = 0
 
-    def run(self, load: Load, slots: int) -> float:
-        """Tokens per second; at most `slots` sequences at a time."""
-        self.engine._batcher.slots = slots
+    def run(self, load: Load) -> float:
+        """Tokens per second."""
         began = time.perf_counter()
         done = self._loop.run_until_complete(self._ask(load))
         seconds = time.perf_counter() - began
@@ -124,18 +132,16 @@ class Ours:
         return await asyncio.gather(*map(self.engine.generate, requests))
 
     def close(self) -> None:
-        """End lane and loop."""
+        """End engine, lane and loop."""
         self._loop.run_until_complete(self.engine.close())
         self._lane.close()
         self._loop.close()
 
 
-def in_turn(sides: dict[str, Callable[[], float]], repeats: int, until: float) -> dict[str, list[float]]:
+def in_turn(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
     """Run every side once per round, so that what disturbs the machine disturbs all of them."""
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(repeats):
-        if number and time.perf_counter() > until:
-            break
+    for _ in range(repeats):
         for name, side in sides.items():
             found[name].append(side())
     return found
@@ -149,65 +155,103 @@ def limit_tok_s(model: Any, num: int, machine: Machine, dtype: torch.dtype) -> f
     return num / step_s
 
 
-def compare(
-    name: str, load: Load, slots: int, ours: Ours, theirs: Sequence[HfGenerate], sizes: Sizes, until: float
-) -> Any:
-    """One row of the table."""
-    sides: dict[str, Callable[[], float]] = {"ours": lambda: ours.run(load, slots)}
-    for side in theirs:
-        sides[side.name] = lambda side=side: side.run(load.prompts, load.lengths, slots)
-    found = in_turn(sides, sizes.repeats, until)
-    speed = {side: statistics.median(values) for side, values in found.items()}
-    best = max((side.name for side in theirs), key=lambda side: speed[side])
-    ratio = statistics.median(a / b for a, b in zip(found["ours"], found[best], strict=True))
-    shown = "   ".join(f"{side} {value:7.1f}" for side, value in speed.items())
-    return {"name": name, "speed": speed, "best": best, "ratio": ratio, "shown": shown}
+class Bench:
+    """Both sides, and how much time is left for the rows."""
+
+    def __init__(self, ours: Ours, theirs: Sequence[HfGenerate], sizes: Sizes) -> None:
+        self.ours, self.theirs, self.sizes = ours, theirs, sizes
+        self._until = time.perf_counter() + sizes.seconds
+        self._rows_left = len(sizes.concurrency) + 1
+        self._step_s = dict.fromkeys((ours.name, *(side.name for side in theirs)), 0.0)
+
+    def fitting(self, wanted: int, num: int) -> int:
+        """Tokens per sequence that fit the row's share of the time, if a step takes as long as in the last row."""
+        share_s = (self._until - time.perf_counter()) / self._rows_left
+        per_token_s = 2 * sum(self._step_s.values()) * max(1.0, num / 32)
+        return wanted if not self.sizes.is_short else max(8, min(wanted, int(share_s / max(per_token_s, 1e-3))))
+
+    def row(self, load: Load, at_a_time: int) -> dict[str, float]:
+        """Median tok/s of every side, and median ratios of ours to theirs in the same round."""
+        sides: dict[str, Callable[[], float]] = {self.ours.name: lambda: self.ours.run(load)}
+        for side in self.theirs:
+            sides[side.name] = lambda side=side: side.run(load.prompts, load.lengths, at_a_time)
+        found = in_turn(sides, 1 if self.sizes.is_short else self.sizes.repeats)
+        self._rows_left = max(1, self._rows_left - 1)
+        speed = {name: statistics.median(values) for name, values in found.items()}
+        self._step_s = {name: at_a_time / value for name, value in speed.items()}
+        for side in self.theirs:
+            pairs = zip(found[self.ours.name], found[side.name], strict=True)
+            speed[f"ratio {side.name}"] = statistics.median(ours / theirs for ours, theirs in pairs)
+        return speed
+
+
+def show(label: str, row: dict[str, float], end: str = "") -> None:
+    """A line of the table."""
+    cells = [f"{name} {value:.2f}x" if "ratio" in name else f"{name} {value:7.1f}" for name, value in row.items()]
+    print(f"{label:>14s}   {'   '.join(cells)}{end}", flush=True)
 
 
 def main() -> None:
     """Print the table, and the figures as JSON in the last line."""
     from transformers import AutoModelForCausalLM
 
-    sizes, began = Sizes.read(), time.perf_counter()
+    sizes = Sizes.read()
     torch.set_float32_matmul_precision("medium")
     machine = measure()
     print(machine.describe())
     folder = fetch()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    theirs = [HfGenerate("generate bf16", model)]
-    if not has_fast_bfloat16():
-        theirs.append(HfGenerate("generate fp32", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)))
-    ours = Ours(model, folder)
-    warm = even_load(2, 4)
-    ours.run(warm, 2)
-    for side in theirs:
-        side.run(warm.prompts, warm.lengths, 2)
-    dtype = ours.engine._batcher.decoder.dtype
-    print(f"our engine computes in {str(dtype).removeprefix('torch.')}; swap {ours.swap_s * 1000:.0f} ms; tok/s:")
-    rows, until = {}, began + 0.6 * sizes.seconds
+    ours, theirs = Ours(model, folder, slots=64), [HfGenerate(BF16, model)]
+    dtype = getattr(torch, ours.engine.dtype)
+    if dtype == torch.float32 and not sizes.is_short:
+        theirs.append(HfGenerate(FP32, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)))
+    print(f"our engine computes in {ours.engine.dtype}; swap {ours.swap_s * 1000:.0f} ms; tok/s:", flush=True)
+    bench = Bench(ours, theirs, sizes)
+    bench.row(even_load(1, 4), 1)  # warms up
+    bench._rows_left = len(sizes.concurrency) + 1
+    rows: dict[str, dict[str, float]] = {}
     for num in sizes.concurrency:
-        row = compare(f"{num}", even_load(num, sizes.tokens), num, ours, theirs, sizes, until)
-        row["share_of_limit"] = row["speed"]["ours"] / limit_tok_s(model, num, machine, dtype)
-        rows[num] = row
-        print(f"{num:4d} at a time  {row['shown']}   {row['ratio']:.2f}x   {row['share_of_limit']:.0%} of the limit")
-    ragged = compare("ragged", ragged_load(sizes.ragged, sizes.tokens), SLOTS, ours, theirs, sizes, until)
-    print(f"{sizes.ragged:4d} ragged     {ragged['shown']}   {ragged['ratio']:.2f}x")
+        row = bench.row(even_load(num, bench.fitting(sizes.tokens, num)), num)
+        row["share_of_limit"] = row["ours"] / limit_tok_s(model, num, machine, dtype)
+        rows[str(num)] = row
+        show(
+            f"{num} at a time",
+            {k: v for k, v in row.items() if k != "share_of_limit"},
+            f"   {row['share_of_limit']:.0%} of the limit",
+        )
     ours.close()
-    figures = {
-        "ratio_vs_generate": {str(num): round(row["ratio"], 3) for num, row in rows.items()},
-        "ratio_ragged": round(ragged["ratio"], 3),
-        "opponent": {**{str(num): row["best"] for num, row in rows.items()}, "ragged": ragged["best"]},
-        "tokens_per_s": {**{str(num): row["speed"] for num, row in rows.items()}, "ragged": ragged["speed"]},
-        "share_of_limit": {str(num): round(row["share_of_limit"], 3) for num, row in rows.items()},
-        "engine_dtype": str(dtype).removeprefix("torch."),
+    bench.ours = Ours(model, folder, slots=SLOTS)
+    num = min(sizes.ragged, 2 * SLOTS) if sizes.is_short else sizes.ragged
+    row = rows["ragged"] = bench.row(ragged_load(num, bench.fitting(sizes.tokens, num)), SLOTS)
+    bench.ours.close()
+    show(f"{num} ragged", row)
+    if sizes.tokens >= 128 and not sizes.is_short:
+        for at_a_time, recorded in RECORDED.items():
+            if str(at_a_time) in rows:
+                check_baseline(f"generate at {at_a_time}", rows[str(at_a_time)][BF16], recorded, machine)
+    print(json.dumps(figures(rows, ours.engine.dtype, machine, sizes)))
+
+
+def figures(rows: dict[str, dict[str, float]], dtype: str, machine: Machine, sizes: Sizes) -> dict[str, Any]:
+    """What the last line says."""
+    even = [name for name in rows if name != "ragged"]
+    found: dict[str, Any] = {}
+    for key, side in (("ratio_vs_generate", BF16), ("ratio_vs_generate_fp32", FP32)):
+        if f"ratio {side}" in rows[even[0]]:
+            found[key] = {name: round(rows[name][f"ratio {side}"], 3) for name in even}
+            found[key.replace("ratio", "ratio_ragged")] = round(rows["ragged"][f"ratio {side}"], 3)
+    sides = [name for name in rows[even[0]] if name in ("ours", BF16, FP32)]
+    return {
+        **found,
+        "tokens_per_s": {name: {side: round(row[side], 1) for side in sides} for name, row in rows.items()},
+        "share_of_limit": {name: round(rows[name]["share_of_limit"], 3) for name in even},
+        "generate_share_of_recorded": {
+            name: round(rows[name][BF16] / RECORDED[int(name)], 3) for name in even if int(name) in RECORDED
+        },
+        "engine_dtype": dtype,
         "machine": machine.to_json(),
         "sizes": vars(sizes),
     }
-    if sizes.tokens >= 128:
-        for num, row in rows.items():
-            if num in RECORDED:
-                check_baseline(f"generate at {num}", row["speed"][row["best"]], RECORDED[num], machine)
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
