@@ -37,7 +37,7 @@ quickstart: env  ## watch a small model learn to add, on two CPU cores (about tw
 	$(BIN)/triune run examples/quickstart.yaml --restart
 
 test: dev  ## the fast tests
-	$(PYTEST) -m 'not slow and not crash and not smollm'
+	$(PYTEST) -n 2 -m 'not slow and not crash and not smollm'
 
 # ---- the rest of CI
 
