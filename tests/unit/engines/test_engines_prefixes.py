@@ -100,14 +100,16 @@ def test_a_next_turn_goes_on_from_the_cache_of_the_last():
     run(check())
 
 
-def test_a_next_turn_that_rewrites_the_past_starts_anew():
+@pytest.mark.parametrize("place", [5, 22, -3])
+def test_a_next_turn_that_rewrites_the_past_starts_anew(place):
     model = tiny_model()
 
     async def check():
         engine = await make_engine(model)
-        prompt = prompts(1, low=20)[0]
+        prompt = prompts(1, low=20, high=21)[0]
         first = await engine.generate(GenerateRequest(id="r/0", prompt=prompt, sampling=HOW))
-        rewritten = np.concatenate([prompt[:10], first.tokens, prompt[11:]])
+        rewritten = np.concatenate([prompt, first.tokens, np.array([7, 8], dtype=np.int32)])
+        rewritten[place] = (rewritten[place] + 1) % 300
         engine.stats()
         second = await engine.generate(GenerateRequest(id="r/1", prompt=rewritten, sampling=HOW))
         assert engine.stats()["prefill_tokens"] == len(rewritten)
