@@ -52,7 +52,7 @@ class RunFolder:
         """
         folder = cls(Path(runs_dir) / name)
         holds_run = (folder.path / "run.resolved.json").exists()
-        if holds_run and start is Start.NEW:
+        if holds_run and start is Start.NEW and folder.has_begun:
             raise ConfigError(
                 str(folder.path),
                 f"holds a run already ({folder.describe()})",
@@ -84,6 +84,11 @@ class RunFolder:
         if role != "explorer":
             folder._lock((role,))
         return folder
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run came far enough to leave anything: one that could not even begin may be tried again."""
+        return any((self.path / name).exists() for name in ("buffer.sqlite", "metrics.jsonl", "checkpoints"))
 
     def describe(self) -> str:
         """`finished, 120 steps`, read from the summary; `unfinished` when there is none."""

@@ -24,7 +24,7 @@ from triune.launcher.lane import ThreadLane
 from triune.launcher.measure import measure_checkpoints
 from triune.launcher.request import Request
 from triune.launcher.roles import run_roles
-from triune.launcher.tasks import Tasks, open_tasks
+from triune.launcher.tasks import Tasks, check_workflows, open_tasks
 from triune.launcher.trainer_side import TrainerSide, build_trainer_side, find_checkpoints
 from triune.models import export_model, resolve_model, set_threads
 from triune.monitor import RunMonitor
@@ -82,6 +82,8 @@ class Session:
         config = self.config
         await self.lane.run(set_threads, 1.0 if len(self.request.roles) > 1 else 0.5)
         self.tasks = open_tasks(config, workflow=self.request.workflow, reward=self.request.reward)
+        if not is_imitation(config.algorithm):
+            check_workflows(self.tasks)
         self.tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
         if not self.trains:
             return await self._run_beside()

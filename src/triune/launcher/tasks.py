@@ -58,6 +58,17 @@ def open_tasks(config: RunConfig, *, workflow: Any = None, reward: Any = None) -
     )
 
 
+def check_workflows(tasks: Tasks) -> None:
+    """Bind the workflow of every set's first row, so that a run that cannot work ends before it begins.
+
+    Raises:
+        ConfigError: A workflow lacks its reward, ignores one, or does not exist.
+    """
+    find = workflow_finder(tasks.bricks)
+    for taskset in (*tasks.training, *tasks.held_out):
+        find(taskset.tasks([0])[0])
+
+
 def workflow_finder(bricks: TaskBricks, *, portable: bool = True) -> Callable[[Task], BoundWorkflow]:
     """The bound workflow of a task, each built once."""
     bound: dict[tuple[int, int], BoundWorkflow] = {}
