@@ -100,7 +100,7 @@ def test_a_next_turn_goes_on_from_the_cache_of_the_last():
     run(check())
 
 
-@pytest.mark.parametrize("place", [5, 22, -3])
+@pytest.mark.parametrize("place", [5, 22, -4])
 def test_a_next_turn_that_rewrites_the_past_starts_anew(place):
     model = tiny_model()
 
