@@ -270,3 +270,43 @@ class HfGenerate:
             max_new_tokens=new_tokens,
             pad_token_id=0,
         )
+
+
+class HfPaddedLoop:
+    """What a supervised loop over Transformers looks like: padded micro-batches, autocast over float32 masters.
+
+    Args:
+        model: A Hugging Face causal LM.
+        autocast: Products in bfloat16.
+        micro_batch: Sequences of a forward pass, in the order given, padded to the longest of them.
+    """
+
+    def __init__(self, model: Any, *, autocast: bool, micro_batch: int, learning_rate: float = 1e-5) -> None:
+        self.model, self.autocast, self.micro_batch = model, autocast, micro_batch
+        trained = [value for value in model.parameters() if value.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self.trained = trained
+
+    def step(self, sequences: Sequence[tuple[Sequence[int], int]]) -> float:
+        """One optimiser update on (ids, number of prompt ids); returns the mean loss of the answers' tokens."""
+        counted = sum(len(ids) - prompt for ids, prompt in sequences)
+        total = 0.0
+        for start in range(0, len(sequences), self.micro_batch):
+            part = sequences[start : start + self.micro_batch]
+            widest = max(len(ids) for ids, _ in part)
+            ids = torch.tensor([[*row, *([0] * (widest - len(row)))] for row, _ in part])
+            attention = torch.tensor([[1] * len(row) + [0] * (widest - len(row)) for row, _ in part])
+            labels = ids.masked_fill(attention == 0, -100)
+            for place, (_, prompt) in enumerate(part):
+                labels[place, :prompt] = -100
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                logits = self.model(input_ids=ids, attention_mask=attention, use_cache=False).logits
+            loss = F.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
+            )
+            (loss / counted).backward()
+            total += float(loss.detach()) / counted
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
