@@ -159,7 +159,7 @@ def bare_grpo(
         random_rewards: Rewards are coin flips, so that with learning rate 0 every step trains the same number of rows.
         stop_at_reward: Stop when the mean of the last ten steps' rewards reaches it.
     """
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("medium" if torch.cpu._is_avx512_bf16_supported() else "highest")
     bare, run = BareLlama(model), BareRun(samples_per_step=tasks_per_step * group_size)
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     for _ in range(steps):

@@ -33,7 +33,7 @@ from benchmarks.limits import Machine, check_baseline, measure
 from benchmarks.smollm import fetch
 from triune.explorer.engines.embedded import Embedded, EmbeddedEngine
 from triune.launcher.lane import ThreadLane
-from triune.models import canonical_state, weight_digest
+from triune.models import canonical_state, set_float32_matmul, weight_digest
 from triune.ports import GenerateRequest, Sampling, WeightUpdate
 
 PROMPT_TOKENS = 50
@@ -196,7 +196,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM
 
     sizes = Sizes.read()
-    torch.set_float32_matmul_precision("medium")
+    set_float32_matmul("medium")
     machine = measure()
     print(machine.describe())
     folder = fetch()

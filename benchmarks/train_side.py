@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.baselines import HfPaddedLoop
 from benchmarks.smollm import fetch
+from triune.models import set_float32_matmul
 
 Sequences = list[tuple[list[int], int]]
 
@@ -71,7 +72,7 @@ def _load(case: dict[str, Any]) -> Any:
 
 
 def _hf(case: dict[str, Any], sequences: Sequences) -> Callable[[], float]:
-    torch.set_float32_matmul_precision("medium")
+    set_float32_matmul("medium")
     loop = HfPaddedLoop(_load(case), autocast=case["precision"] == "bfloat16", micro_batch=case["micro_batch"])
     return lambda: loop.step(sequences)
 

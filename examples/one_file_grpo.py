@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from triune import registry
 from triune.algorithms import Algorithm, Divider, MicroBatch, Progress
-from triune.models import ChatTokenizer, resolve_model
+from triune.models import ChatTokenizer, resolve_model, set_float32_matmul
 from triune.pipelines import Pipeline
 from triune.records import Experience, ExperienceId, Group, GroupId, RolloutId, Stop, Task
 
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Train, print a line per step, and return the mean reward of every step."""
     args = parser.parse_args(arguments)
     torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("medium")
+    set_float32_matmul("medium")
     fields = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in args.set)}
     algorithm = registry.build("algorithm", {"use": args.algorithm, **fields}, "algorithm")
     algorithm.check()  # refuses what cannot work, and says what to write instead

@@ -54,7 +54,8 @@ class TrainerSettings(Settings):
     a CPU that multiplies bfloat16 in hardware, for models above 20M parameters."""
 
     float32_matmul: Literal["medium", "high", "highest"] = "medium"
-    """Inner precision of float32 matrix products on a CPU; `medium` is about five times faster than `highest`."""
+    """Inner precision of float32 matrix products on a CPU; `medium` is about five times faster than `highest` where the
+    CPU multiplies bfloat16 in hardware. Other CPUs always compute in full float32."""
 
     max_bad_updates: int = Field(default=3, ge=1)
     """Updates in a row whose loss or gradient is not finite before the run stops; each is skipped."""

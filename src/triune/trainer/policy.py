@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triune.errors import CheckpointError, ConfigError
-from triune.models import canonical_state, has_fast_bfloat16
+from triune.models import canonical_state, has_fast_bfloat16, set_float32_matmul
 from triune.trainer.attention import LONGEST, PackedRows, use_short_attention
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
@@ -68,7 +68,7 @@ class Policy:
         self._packs = False
         if self.device.type == "cpu":
             self._packs = use_short_attention(base)
-            torch.set_float32_matmul_precision(float32_matmul)
+            set_float32_matmul(float32_matmul)
         self._reference: Policy | None = None
 
     @property

@@ -155,3 +155,14 @@ def test_bf16_masters_are_loaded_on_request(tmp_path: Path):
     assert {p.dtype for p in load_model(ModelSettings(path=str(tmp_path))).parameters()} == {torch.float32}
     halves = load_model(ModelSettings(path=str(tmp_path), dtype="bfloat16"))
     assert {p.dtype for p in halves.parameters()} == {torch.bfloat16}
+
+
+def test_a_cpu_that_only_emulates_bfloat16_multiplies_in_full_float32_whatever_is_asked(monkeypatch):
+    from triune.models import device
+
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    for is_fast in (True, False):
+        monkeypatch.setattr(device, "has_fast_bfloat16", lambda is_fast=is_fast: is_fast)
+        device.set_float32_matmul("medium")
+    assert asked == ["medium", "highest"]
