@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from triune.trainer.checkpoint import Checkpoints, TrainState, read_state
 from triune.trainer.config import TrainerSettings
+from triune.trainer.identity import RunIdentity
 
 if TYPE_CHECKING:
     from triune.trainer.policy import Policy
-    from triune.trainer.trainer import RunIdentity, Trainer
+    from triune.trainer.trainer import Trainer
 
-_LAZY = {"Policy": "policy", "RunIdentity": "trainer", "Trainer": "trainer"}
+_LAZY = {"Policy": "policy", "Trainer": "trainer"}
 
 __all__ = ["Checkpoints", "Policy", "RunIdentity", "TrainState", "Trainer", "TrainerSettings", "read_state"]
 

@@ -13,46 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAME = "triune_short"
-"""Name under which Transformers finds it."""
-
 LONGEST = 1024
 """Tokens of a row from which on the fused kernel is faster."""
 
 _BLOCK = 128  # queries that are computed at once
-
-
-class PackedRows:
-    """Where the tokens of rows [R, W] are when padding is left out and all rows stand in one, [1, N].
-
-    Everything but attention works token by token, so the model may read one long row without padding; attention lays
-    the rows out again.
-
-    Args:
-        inside: bool[R, W], False on padding.
-        bias: [R or 1, 1, W, W] added to scores; None = causal within each row.
-    """
-
-    def __init__(self, inside: Tensor, bias: Tensor | None) -> None:
-        self.shape, self.bias = inside.shape, bias
-        flat = inside.reshape(-1)
-        self.places = flat.nonzero().squeeze(1)
-        self.ranks = torch.where(flat, flat.cumsum(0) - 1, 0)
-        self.padding = ~flat
-        self.num_uses = 0
-        """How often an attention layer has used it: 0 after a forward pass means the model does not hand it on."""
-
-    def pack(self, tokens: Tensor) -> Tensor:
-        """[R, W] → [1, N]."""
-        return tokens.reshape(-1).index_select(0, self.places).unsqueeze(0)
-
-    def spread(self, packed: Tensor) -> Tensor:
-        """[1, H, N, D] → [R, H, W, D]; what stands on padding is never looked at."""
-        return _Spread.apply(packed, self)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """[R, W, H, D] → [1, N, H, D]."""
-        return _Gather.apply(rows, self)
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -69,46 +33,6 @@ def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
         [B, T, H, D] in the dtype of `query`.
     """
     return _Short.apply(query, key, value, bias, scale)
-
-
-def use_short_attention(model: Any) -> bool:
-    """Make a Transformers model use it for short rows; False when its attention is of another kind.
-
-    Rows longer than `LONGEST` go to torch's fused kernel as before.
-    """
-    from transformers import AttentionInterface
-
-    config = model.config
-    odd = ("attn_logit_softcapping", "sliding_window", "attention_chunk_size")
-    if getattr(config, "_attn_implementation", None) != "sdpa" or any(getattr(config, name, None) for name in odd):
-        return False
-    AttentionInterface.register(NAME, _attend)
-    config._attn_implementation = NAME
-    return True
-
-
-def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    packed_rows: PackedRows | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """The signature Transformers calls."""
-    if packed_rows is not None:
-        packed_rows.num_uses += 1
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows = [packed_rows.spread(packed) for packed in (query, key, value)]
-        return packed_rows.gather(short_attention(*rows, packed_rows.bias, scale)), None
-    if query.shape[2] > LONGEST or query.shape[2] != key.shape[2] or query.shape[1] % key.shape[1]:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return short_attention(query, key, value, attention_mask, scale), None
 
 
 class _Short(torch.autograd.Function):
@@ -159,34 +83,6 @@ class _Short(torch.autograd.Function):
             None,
             None,
         )
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor, rows: PackedRows) -> Tensor:
-        ctx.rows = rows
-        found = packed[0].index_select(1, rows.ranks)
-        return found.view(found.shape[0], *rows.shape, found.shape[2]).transpose(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        heads = grads[0].transpose(0, 1)
-        flat = heads.reshape(heads.shape[0], -1, heads.shape[3])
-        return flat.index_select(1, ctx.rows.places).unsqueeze(0), None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows_BTHD: Tensor, rows: PackedRows) -> Tensor:
-        ctx.rows = rows
-        return rows_BTHD.flatten(0, 1).index_select(0, rows.places).unsqueeze(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        rows: PackedRows = ctx.rows
-        found = grads[0][0].index_select(0, rows.ranks)
-        found[rows.padding] = 0
-        return found.view(*rows.shape, *found.shape[1:]), None
 
 
 def _flat(tensor: Tensor) -> Tensor:

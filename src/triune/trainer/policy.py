@@ -13,9 +13,10 @@ from torch import Tensor
 
 from triune.errors import CheckpointError, ConfigError
 from triune.models import canonical_state, has_fast_bfloat16, set_float32_matmul
-from triune.trainer.attention import LONGEST, PackedRows, use_short_attention
+from triune.trainer.attention import LONGEST
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
+from triune.trainer.packing import PackedRows, use_packed_attention
 
 log = logging.getLogger("triune.trainer")
 
@@ -65,9 +66,8 @@ class Policy:
                 "use `model.dtype: float32` unless memory forbids it",
                 str(parameters[0].dtype).removeprefix("torch."),
             )
-        self._packs = False
+        self._packs = use_packed_attention(base)
         if self.device.type == "cpu":
-            self._packs = use_short_attention(base)
             set_float32_matmul(float32_matmul)
         self._reference: Policy | None = None
 
@@ -100,7 +100,8 @@ class Policy:
     def _hidden(self, micro: Micro) -> Tensor:
         """[M, H]: states that predict the trained tokens."""
         bias = None if micro.allowed is None else self._additive(micro.allowed)
-        if self._packs and micro.inputs.shape[1] <= LONGEST and not bool(micro.inside.all()):
+        fits = self.device.type != "cpu" or micro.inputs.shape[1] <= LONGEST
+        if self._packs and fits and not bool(micro.inside.all()):
             found = self._packed_hidden(micro, bias)
             if found is not None:
                 return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +11,17 @@ import numpy as np
 import torch
 
 from triune.algorithms import Algorithm
-from triune.errors import CheckpointError, TrainingError
+from triune.errors import TrainingError
 from triune.failpoints import failpoint
 from triune.ports import Buffer, Lane, Lease, Monitor, WeightChannel, WeightUpdate
 from triune.trainer.batch import Batch, build_batch, prepare, stored_streams
 from triune.trainer.checkpoint import Checkpoints, TrainState
 from triune.trainer.config import TrainerSettings
+from triune.trainer.identity import RunIdentity
 from triune.trainer.optimiser import Optimiser
 from triune.trainer.policy import Policy
 from triune.trainer.rows import describe
 from triune.trainer.updates import Tally, Updater
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunIdentity:
-    """What a checkpoint must agree with.
-
-    Attributes:
-        epoch: Incarnation of the run, from `buffer.open_run`.
-        config_hash: Of the resolved configuration.
-        data_hash: Of the task sets.
-        allow_changes: Resume although the configuration differs.
-    """
-
-    epoch: int = 0
-    config_hash: str = ""
-    data_hash: str = ""
-    allow_changes: bool = False
 
 
 class Trainer:
@@ -281,7 +264,7 @@ class Trainer:
 
     async def _resume(self, path: Path) -> None:
         state, weights, optimiser = await self.lane.run(self.checkpoints.load, path)
-        self._check_identity(path, state)
+        self.identity.check(path, state)
         await self.lane.run(self._restore, state, weights, optimiser)
         version = self.line[-1][0] if self.line else -1
         await self._reset_store(state.consumed, version=version, checkpoint=path.name)
@@ -291,20 +274,6 @@ class Trainer:
             await self.channel.restore(latest, await self.lane.run(self.policy.state))
         else:  # saved between two publishes: the weights of its last version are not in a checkpoint
             await self._publish()
-
-    def _check_identity(self, path: Path, state: TrainState) -> None:
-        mine = self.identity
-        if state.data_hash and mine.data_hash and state.data_hash != mine.data_hash:
-            raise CheckpointError(
-                str(path),
-                "was trained on other task sets",
-                f"data {mine.data_hash}",
-                "bring the data back, or start anew",
-            )
-        if state.config_hash and mine.config_hash and state.config_hash != mine.config_hash and not mine.allow_changes:
-            raise CheckpointError(
-                str(path), "was written with another configuration", "the same one", "allow changes explicitly"
-            )
 
     def _restore(self, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any]) -> None:
         self.policy.load(weights)

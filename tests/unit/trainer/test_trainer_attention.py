@@ -1,9 +1,7 @@
 import pytest
 import torch
 
-from triune.testing.tiny_models import tiny_llama
-from triune.trainer import attention
-from triune.trainer.attention import short_attention, use_short_attention
+from triune.trainer.attention import short_attention
 
 
 def by_definition(query, key, value, allowed, scale):
@@ -62,20 +60,3 @@ def test_bf16_inputs_give_bf16_results_near_the_truth():
     torch.testing.assert_close(got.double(), want, atol=2e-2, rtol=2e-2)
     gradients = torch.autograd.grad(got, [query, key, value], up)
     assert {one.dtype for one in gradients} == {torch.bfloat16}
-
-
-def test_a_model_that_uses_it_agrees_with_torchs_kernel_and_long_rows_go_there(monkeypatch):
-    model, ids = tiny_llama(), torch.randint(64, (2, 20))
-    want = model(input_ids=ids).logits
-    assert use_short_attention(model)
-    assert not use_short_attention(model)  # it is on already
-    torch.testing.assert_close(model(input_ids=ids).logits, want, atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr(attention, "LONGEST", 10)
-    monkeypatch.setattr(attention, "short_attention", None)
-    torch.testing.assert_close(model(input_ids=ids).logits, want, atol=1e-4, rtol=1e-4)
-
-
-def test_attention_with_a_window_is_left_alone():
-    model = tiny_llama()
-    model.config.sliding_window = 4
-    assert not use_short_attention(model)

@@ -245,7 +245,7 @@ def test_a_changed_configuration_or_data_set_refuses_to_resume_unless_told(tmp_p
 
         with pytest.raises(CheckpointError, match="another configuration"):
             await resume(config_hash="b", data_hash="d")
-        with pytest.raises(CheckpointError, match="other task sets"):
+        with pytest.raises(CheckpointError, match="task sets with hash d"):
             await resume(config_hash="a", data_hash="e")
         assert (await resume(config_hash="b", data_hash="d", allow_changes=True)).step == 2
         await buffer.close()
