@@ -87,6 +87,9 @@ class NoWeights:
         """No tensors."""
         return {}
 
+    def release(self, version: int) -> None:
+        """Nothing is kept."""
+
 
 class Measured:
     """One real run of a setting."""
