@@ -234,3 +234,36 @@ def test_advantages_of_zero_move_nothing_although_the_optimiser_has_momentum(gro
     tally = asyncio.run(go(flat))
     assert (tally.num_applied, tally.means()["grad_norm"]) == (0, 0.0)
     assert all(torch.equal(before[name], value) for name, value in policy.trainable.items())
+
+
+def test_case_08_the_reference_is_scored_on_the_ids_and_at_the_temperature_of_the_policy():
+    model = tiny_llama()
+    group = sampled_group("t", model=model, temperature=0.6)
+    policy = Policy(model, float32_matmul="highest")
+    policy.keep_reference()
+    algorithm = algorithm_of({"use": "grpo", "kl": {"use": "k3", "coefficient": 0.1}})
+
+    async def go():
+        batch = build_batch(
+            leases([group]), streams=("advantages",), mini_batches=1, budget=99, seed=(0,), device="cpu"
+        )
+        batch = await prepare(batch, policy, algorithm, InlineLane(), recomputes_old=False)
+        (micro,) = batch.micros
+        mask = micro.batch.action_mask
+        sampled = micro.batch.streams["behaviour_logprobs"][mask]  # by the same weights, at 0.6
+        torch.testing.assert_close(micro.batch.ref_logprobs[mask], sampled, atol=1e-4, rtol=1e-4)
+
+    asyncio.run(go())
+
+
+def test_gradient_checkpointing_changes_no_gradient_in_any_layout(groups, tmp_path):
+    from triune.models import ModelSettings, load_model
+    from triune.testing.tiny_models import save_tiny_llama
+
+    folder = str(save_tiny_llama(tmp_path))
+    found = []
+    for checkpointing in (False, True):
+        model = load_model(ModelSettings(path=folder, gradient_checkpointing=checkpointing))
+        found.append(gradients(groups, {"use": "grpo"}, budget=40, policy=Policy(model, float32_matmul="highest"))[0])
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, atol=1e-6, rtol=1e-5)
