@@ -57,9 +57,12 @@ class Liar:
     dtype: str = "float32"
 
     def __call__(self, model: Any, tokenizer: Any, lane: Any, **options: Any) -> ScriptedEngine:
-        made = ScriptedEngine(
-            script=lambda request: str(request.seed % 100), tokenizer=tokenizer, max_context=64, version=-1
-        )
+        def say(request: Any) -> str:
+            made.requests.clear()  # it would remember all of a long run
+            made.swaps.clear()
+            return str(request.seed % 100)
+
+        made = ScriptedEngine(script=say, tokenizer=tokenizer, max_context=64, version=-1)
         match self.lie:
             case "crashes":
                 made.lies.crashes_after = 9
@@ -68,3 +71,26 @@ class Liar:
             case "hangs":
                 made.lies.hangs = True
         return made
+
+
+@brick("sink", "rss")
+@dataclass(frozen=True, kw_only=True)
+class Rss:
+    """Writes the resident memory of this process at every step."""
+
+    path: str
+
+    def __call__(self, info: Any) -> Rss:
+        return self
+
+    def write(self, row: Any) -> None:
+        """Only whole steps count."""
+
+    def merged(self, step: int, metrics: Any) -> None:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+        with open(self.path, "a") as file:
+            file.write(f"{step} {pages * os.sysconf('SC_PAGE_SIZE')}\n")
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -15,7 +15,7 @@ class Series:
 
     __slots__ = ("_pending", "_points", "_stride", "capacity", "first", "last", "maximum", "minimum")
 
-    def __init__(self, capacity: int = 1024) -> None:
+    def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
