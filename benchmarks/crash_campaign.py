@@ -1,7 +1,8 @@
 """kill -9 of `triune run`, `explore` and `train` at random moments and at named places: `make crash`.
 
 Every run is killed several times and resumed after each; at its end nothing may be lost and nothing trained twice.
-Sizes: TRIUNE_CRASH_KILLS (of each command, default 20), TRIUNE_CRASH_SEED. Prints a table, and as its last line JSON.
+Sizes: TRIUNE_CRASH_KILLS (of each command, default 20), TRIUNE_CRASH_SEED; arguments name single scenarios. Prints a
+table, and as its last line JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,13 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def campaign(kills: int, seed: int, root: Path) -> dict[str, Any]:
-    """All scenarios; prints a row for each run and returns the figures."""
+def campaign(names: Sequence[str], kills: int, seed: int, root: Path) -> dict[str, Any]:
+    """Scenarios by name; prints a row for each run and returns the figures."""
     began, expected = time.monotonic(), harness.uninterrupted(_fresh(root / "whole"))
     print(f"{'scenario':<16}{'kills':>6}{'resumed from step':>24}{'seconds':>9}  outcome")
     figures: dict[str, Any] = {"seed": seed, "kills": {}, "runs": 0, "broken": []}
-    for name, scenario in SCENARIOS.items():
+    for name in names:
+        scenario = SCENARIOS[name]
         wanted, run = (kills if name not in ("failpoints", "amending") else 1), 0
         while figures["kills"].get(name, 0) < wanted:
             run += 1
@@ -89,7 +91,7 @@ def main() -> int:
     """Run the campaign in a temporary folder, which stays when something broke."""
     kills, seed = int(os.environ.get("TRIUNE_CRASH_KILLS", "20")), int(os.environ.get("TRIUNE_CRASH_SEED", "0"))
     root = Path(tempfile.mkdtemp(prefix="triune-crash-"))
-    figures = campaign(kills, seed, root)
+    figures = campaign(sys.argv[1:] or list(SCENARIOS), kills, seed, root)
     if not figures["broken"]:
         shutil.rmtree(root, ignore_errors=True)
     print(json.dumps(figures))

@@ -79,7 +79,14 @@ class Flight:
     config: dict[str, Any]
     bases: list[tuple[int, int]] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
-    num_started: int = 0
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __enter__(self) -> Flight:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes:
+            stop(process)
 
     def __post_init__(self) -> None:
         save_run_file(self.config, self.folder / "run.yaml")
@@ -94,12 +101,12 @@ class Flight:
         words = [str(Path(sys.executable).with_name("triune")), command, str(self.folder / "run.yaml")]
         if command != "explore" and (self.run_dir / "run.resolved.json").exists():
             words.append("--resume")
-        self.num_started += 1
-        log = self.folder / f"{self.num_started:02d}-{command}.log"
+        log = self.folder / f"{len(self.processes) + 1:02d}-{command}.log"
         environment = {**os.environ, "TRIUNE_FAILPOINT": failpoints, "OMP_NUM_THREADS": "1"}
         base = self.last_step()
         with log.open("wb") as out:
             process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
+        self.processes.append(process)
         if command != "explore":
             self.bases.append((process.pid, base))
         return process
@@ -109,7 +116,9 @@ class Flight:
         words = [sys.executable, "-m", "benchmarks.crash_amend", str(self.run_dir)]
         environment = {**os.environ, "TRIUNE_FAILPOINT": failpoints}
         with (self.folder / "amend.log").open("wb") as out:
-            return subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
+            process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
+        self.processes.append(process)
+        return process
 
     def last_step(self) -> int:
         """Step of the newest complete checkpoint; 0 when there is none."""
@@ -259,61 +268,54 @@ def wait(process: subprocess.Popen[bytes], flight: Flight) -> int:
 
 def uninterrupted(folder: Path, **sections: Any) -> Counter[str]:
     """Trained task keys of a run that nobody kills."""
-    flight = Flight(folder, campaign_config(folder, **sections))
-    flight.finish(flight.start("run"))
-    return flight.check_finished()
+    with Flight(folder, campaign_config(folder, **sections)) as flight:
+        flight.finish(flight.start("run"))
+        return flight.check_finished()
 
 
 def killed_at_failpoints(folder: Path, names: Sequence[str], **sections: Any) -> tuple[Flight, Counter[str]]:
     """One run, killed at each failpoint in turn, resumed after each, then left to finish."""
-    flight = Flight(folder, campaign_config(folder, **sections))
-    for name in names:
-        flight.until_killed(flight.start("run", name), name)
-    flight.finish(flight.start("run"))
-    return flight, flight.check_finished()
+    with Flight(folder, campaign_config(folder, **sections)) as flight:
+        for name in names:
+            flight.until_killed(flight.start("run", name), name)
+        flight.finish(flight.start("run"))
+        return flight, flight.check_finished()
 
 
 def killed_while_amending(folder: Path, **sections: Any) -> tuple[Flight, Counter[str]]:
     """One run, beside a process that dies while it amends what the trainer has leased."""
-    flight = Flight(folder, campaign_config(folder, **sections))
-    process = flight.start("run")
-    try:
+    with Flight(folder, campaign_config(folder, **sections)) as flight:
+        process = flight.start("run")
         flight.wait_for_events(10, process)
         flight.until_killed(flight.start_amending("buffer.amend.leased:1"), "buffer.amend.leased:1")
         flight.finish(process)
-    finally:
-        stop(process)
-    return flight, flight.check_finished()
+        return flight, flight.check_finished()
 
 
 def killed_at_random(folder: Path, num: int, chance: random.Random, **sections: Any) -> tuple[Flight, Counter[str]]:
     """`triune run`, killed `num` times at random moments."""
-    flight = Flight(folder, campaign_config(folder, **sections))
-    for _ in range(num):
-        process = flight.start("run")
-        _kill_at_random(flight, process, num, chance, process)
-    flight.finish(flight.start("run"))
-    return flight, flight.check_finished()
+    with Flight(folder, campaign_config(folder, **sections)) as flight:
+        for _ in range(num):
+            process = flight.start("run")
+            _kill_at_random(flight, process, num, chance, process)
+        flight.finish(flight.start("run"))
+        return flight, flight.check_finished()
 
 
 def one_of_two_killed(
     folder: Path, victim: str, num: int, chance: random.Random, **sections: Any
 ) -> tuple[Flight, Counter[str]]:
     """`triune train` and `triune explore` beside each other; `victim` is killed `num` times and started again."""
-    flight = Flight(folder, campaign_config(folder, channel="files", **sections))
-    processes = {name: flight.start(name) for name in ("train", "explore")}
-    try:
+    with Flight(folder, campaign_config(folder, channel="files", **sections)) as flight:
+        pair = {name: flight.start(name) for name in ("train", "explore")}
         for _ in range(num):
-            _kill_at_random(flight, processes[victim], num, chance, *processes.values())
-            if processes[victim].returncode is not None and processes[victim].returncode >= 0:
-                break
-            processes[victim] = flight.start(victim)
-        for process in processes.values():
+            _kill_at_random(flight, pair[victim], num, chance, *pair.values())
+            if pair[victim].returncode != -signal.SIGKILL:
+                break  # it had ended before
+            pair[victim] = flight.start(victim)
+        for process in pair.values():
             flight.finish(process)
-    finally:
-        for process in processes.values():
-            stop(process)
-    return flight, flight.check_finished()
+        return flight, flight.check_finished()
 
 
 def _kill_at_random(
