@@ -166,6 +166,18 @@ def test_groups_that_are_due_again_come_before_tasks_that_are_admitted_together(
     run(work())
 
 
+def test_a_finished_run_admits_nothing_also_when_a_group_is_still_due_again(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        stale = await buffer.admit(Task(key="a"), ROOMY)
+        await buffer.refund(stale, Refund.STALE)
+        await buffer.finish("all steps done")
+        assert await buffer.readmit(ROOMY, max_retries=2) is None
+        assert await buffer.admit_next([(Task(key="b"), {"n": 1})], ROOMY, after=None) is None
+
+    run(work())
+
+
 def test_an_explorer_that_admits_many_tasks_leaves_the_others_their_share_of_the_slots(world: BufferWorld):
     async def work():
         trainer = await world.start()

@@ -54,6 +54,8 @@ class AdmissionLedger:
         others idle.
         """
         self.runs.check(who)
+        if self._refusal(who, rule) == NO_MORE:
+            return NO_MORE  # also for what is due
         if self._is_any_due(who) or self._went_on(who, after):
             return []
         others = max(0, self.runs.num_owners(who.run) - 2)  # besides this one, and the trainer
@@ -74,9 +76,8 @@ class AdmissionLedger:
         row = self.db.one("SELECT cursor FROM runs WHERE run = ?", (who.run,))
         return bool(row and row[0] is not None and row[0] != pack(after))
 
-    def _take_slot(self, who: Incarnation, rule: AdmissionRule, cursor: Any) -> str | None:
-        """None when a slot was taken, "" when there is none now, `NO_MORE` when there never will be."""
-        self.runs.check(who)
+    def _refusal(self, who: Incarnation, rule: AdmissionRule) -> str | None:
+        """None when a slot is free, "" when there is none now, `NO_MORE` when there never will be."""
         row = self.db.one("SELECT admitted - refunded, line, finished FROM runs WHERE run = ?", (who.run,))
         assert row is not None, "the fence found the run"
         held, line, finished = row
@@ -85,8 +86,14 @@ class AdmissionLedger:
         if rule.limit is not None and held >= rule.limit:
             is_open = self.db.one("SELECT 1 FROM admissions WHERE run = ? AND state = 'open' LIMIT 1", (who.run,))
             return "" if is_open else NO_MORE
-        if not held < (max(line, 0) + rule.max_staleness + 1) * rule.fresh:
-            return ""
+        return None if held < (max(line, 0) + rule.max_staleness + 1) * rule.fresh else ""
+
+    def _take_slot(self, who: Incarnation, rule: AdmissionRule, cursor: Any) -> str | None:
+        """None when a slot was taken, else why not; see `_refusal`."""
+        self.runs.check(who)
+        refused = self._refusal(who, rule)
+        if refused is not None:
+            return refused
         if cursor is None:
             self.db.execute("UPDATE runs SET admitted = admitted + 1 WHERE run = ?", (who.run,))
         else:
