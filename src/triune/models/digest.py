@@ -71,9 +71,11 @@ def _add_blocks(slab: Tensor, filled: int, total: int, block: int) -> tuple[int,
     low, high = _multipliers(str(words.device))
     for part in words.split(_BLOCK):
         size = part.numel()
-        mixed = part * low[:size]
-        mixed += (part >> 32).mul_(high[:size])
-        total = (total + block * (int(mixed.sum()) & _MASK)) & _MASK
+        if part.is_cpu:  # one pass each, without intermediate products; a GPU has no such kernel for integers
+            mixed = int(torch.dot(part, low[:size])) + int(torch.dot(part >> 32, high[:size]))
+        else:
+            mixed = int((part * low[:size]).add_((part >> 32).mul_(high[:size])).sum())
+        total = (total + block * (mixed & _MASK)) & _MASK
         block = block * _STEP & _MASK
     return total, block
 
