@@ -91,7 +91,14 @@ bench-train: dev  ## one optimiser step against the padded Hugging Face loop
 	$(BIN)/python -m benchmarks.smollm
 	$(BIN)/python -m benchmarks.bench_train
 
-bench-trl: dev  ## the same GRPO workload through TRL, in an environment of its own
+.venv-trl/.made: benchmarks/environments/trl.txt
+	@test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	@echo "installing TRL into .venv-trl"
+	.venv-trl/bin/python -m pip install --disable-pip-version-check --quiet $(TORCH)
+	.venv-trl/bin/python -m pip install --disable-pip-version-check --quiet --constraint $< trl reasoning_gym
+	@touch $@
+
+bench-trl: dev .venv-trl/.made  ## the same GRPO workload through TRL, in an environment of its own
 	$(BIN)/python -m benchmarks.smollm
 	$(BIN)/python -m benchmarks.bench_trl
 
