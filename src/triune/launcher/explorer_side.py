@@ -32,10 +32,7 @@ def is_imitation(algorithm: Algorithm) -> bool:
 
 def groups_per_step(config: RunConfig) -> int:
     """Entries one step consumes."""
-    trainer = config.trainer
-    found = trainer.tasks_per_step or trainer.sequences_per_step
-    assert found is not None, "checked with the configuration"
-    return found
+    return config.trainer.entries_per_step
 
 
 def admission_rule(config: RunConfig) -> AdmissionRule:
