@@ -76,7 +76,7 @@ PUBLISHED = {
     "in flight, staleness 2": 3.7,
     "in flight, staleness 4": 4.0,
 }
-"""Speed-ups of the toy simulation in ECOSYSTEM.md, section 4 (sigma 1, 128 lanes, R = T)."""
+"""Speed-ups of an earlier toy simulation (sigma 1, 128 lanes, R = T)."""
 
 
 def latencies(sigma: float, seed: int) -> Iterator[float]:

@@ -40,7 +40,7 @@ PROMPT_TOKENS = 50
 SLOTS = 32
 BF16, FP32 = "generate bf16", "generate fp32"
 RECORDED = {1: 40.0, 8: 218.0, 32: 411.0, 64: 458.0}
-"""tok/s of `generate` by sequences, on the reference machine (ECOSYSTEM.md, section 3)."""
+"""tok/s of `generate` by sequences, on the reference machine."""
 
 
 @dataclass(frozen=True)

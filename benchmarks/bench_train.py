@@ -24,7 +24,7 @@ from benchmarks.limits import SlowBaseline, check_baseline, measure
 from benchmarks.pairs import alternate, median, module_side, names, setting
 
 RECORDED = {"main": 316.0}
-"""tok/s of the opponent on the reference machine (ECOSYSTEM.md, section 3)."""
+"""tok/s of the opponent on the reference machine."""
 
 HF_MICRO_BATCH = 4
 

@@ -31,7 +31,7 @@ from triune.models import has_fast_bfloat16
 ROOT = Path(__file__).resolve().parents[1]
 TRL_PYTHON = ROOT / os.environ.get("TRIUNE_TRL_VENV", ".venv-trl") / "bin" / "python"
 RECORDED = 3.9
-"""Samples/s of TRL on the reference machine (shared/ECOSYSTEM.md, section 3: 3.9 to 4.15), 8 tasks x 8, bf16."""
+"""Samples/s of TRL on the reference machine (3.9 to 4.15), 8 tasks x 8, bf16."""
 
 NEVER_SAMPLED = ("<file_sep>", 5)
 """A token for repositories of code: it ends no answer to a sum."""
