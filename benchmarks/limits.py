@@ -3,7 +3,8 @@
     python -m benchmarks.limits
 
 A ratio is only worth something when the opponent ran as fast as it can. `check_baseline` refuses a baseline that is
-below 85 % of what was measured for it once on the reference machine (two x86-64 cores with AVX512-bf16), where this one is comparable.
+below 85 % of what was measured for it once on the reference machine (two x86-64 cores with AVX512-bf16), where this one
+is comparable.
 """
 
 from __future__ import annotations
