@@ -186,7 +186,7 @@ def test_files_written_by_one_process_are_read_by_another(tmp_path: Path):
     run(go())
 
 
-def test_a_half_written_version_is_never_seen(tmp_path: Path):
+def test_a_half_written_version_is_never_seen_and_goes_with_the_next_one(tmp_path: Path):
     async def go() -> None:
         brick = registry.build("channel", "files", "sync.channel")
         channel = brick(ledger=MemoryLedger(), lane=InlineLane(), folder=tmp_path)
@@ -194,6 +194,8 @@ def test_a_half_written_version_is_never_seen(tmp_path: Path):
         (tmp_path / ".v00000001.77.partial").mkdir()
         (tmp_path / ".v00000001.77.partial" / "weights.safetensors").write_bytes(b"half")
         assert channel.versions() == [0]
+        await channel.publish(state_of(2), step=1)
+        assert not list(tmp_path.glob(".*"))
 
     run(go())
 
@@ -209,6 +211,16 @@ def test_pins_of_an_earlier_incarnation_do_not_keep_files_for_ever(tmp_path: Pat
         second = brick(ledger=ledger, lane=InlineLane(), folder=tmp_path, epoch=2)
         await second.publish(state_of(3), step=2)
         assert second.versions() == [2]
+        assert not list(tmp_path.glob("*.pin"))
+
+
+def test_files_are_found_where_this_process_sees_the_folder(tmp_path: Path):
+    async def go() -> None:
+        ledger, brick = MemoryLedger(), registry.build("channel", "files", "sync.channel")
+        update = await brick(ledger=ledger, lane=InlineLane(), folder=tmp_path / "there").publish(state_of(1), step=0)
+        (tmp_path / "there").rename(tmp_path / "here")
+        reader = brick(ledger=ledger, lane=InlineLane(), folder=tmp_path / "here")
+        assert torch.equal((await reader.fetch(update))["a"], state_of(1)["a"])
 
     run(go())
 

@@ -43,3 +43,12 @@ def test_case_38_one_of_two_processes_killed_at_random_and_started_again_joins_t
 ):
     _, trained = harness.one_of_two_killed(tmp_path, victim, 2, random.Random(victim))
     assert trained == expected
+
+
+def test_case_42_a_deterministic_run_killed_and_resumed_ends_with_the_weights_of_one_that_was_not(tmp_path: Path):
+    weights = []
+    for name, places in (("whole", []), ("killed", ["buffer.put.inside:10", "trainer.checkpoint.after_rename:2"])):
+        (tmp_path / name).mkdir()
+        flight, _ = harness.killed_at_failpoints(tmp_path / name, places, deterministic=True)
+        weights.append((flight.run_dir / "export" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]

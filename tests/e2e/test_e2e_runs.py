@@ -74,6 +74,33 @@ def test_case_42_a_deterministic_run_whose_store_failed_between_the_groups_of_a_
     assert_same(bench, "cut", "whole")
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "adapters": {"model": {"lora": {"rank": 4}}},
+    "reference": {"algorithm": {"kl": {"use": "k3", "coefficient": 0.1}}},
+    "several updates a step": {"trainer": {**STEPS, "epochs": 2, "mini_batches": 2}},
+    "a version every other step": {"sync": {"every": 2}},
+    "shuffled": {"tasks": {"order": "shuffled", "epochs": 1}},
+    "supervised": {
+        "algorithm": {"use": "sft", "group_size": None},
+        "tasks": {"reward": None},
+        "trainer": {**STEPS, "tasks_per_step": None, "sequences_per_step": 4},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_case_42_every_kind_of_run_is_resumed_exactly(bench: Any, failpoints: Any, variant: str):
+    sections = {"deterministic": True, "trainer": STEPS, **VARIANTS[variant]}
+    bench.run("whole", **sections)
+    failpoints("trainer.checkpoint.after_rename:2:raise")
+    with pytest.raises(RunFailed, match="failpoint"):
+        bench.run("cut", **sections)
+    failpoints("")
+    bench.run("cut", **sections, options={"resume": True})
+    assert_same(bench, "cut", "whole")
+
+
 def assert_same(bench: Any, one: str, other: str) -> None:
     assert bench.weights(one) == bench.weights(other)
     for role in ("trainer", "explorer"):

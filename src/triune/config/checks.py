@@ -160,6 +160,13 @@ def _deterministic(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(
             "sync.style", f"found {sync.style!r} with `deterministic: true`", "drain", "write `sync.style: drain`"
         )
+    save = config.trainer.save_every
+    if save % sync.every:
+        yield ConfigError(
+            "trainer.save_every", f"found {save} with `deterministic: true` and `sync.every: {sync.every}`",
+            f"a multiple of {sync.every}: a resume makes what a version is to sample as a whole",
+            f"write `trainer.save_every: {save + sync.every - save % sync.every}`",
+        )  # fmt: skip
     if config.explorer.runner == "process":
         yield ConfigError(
             "explorer.runner", "found 'process' with `deterministic: true`", "inline", "write `explorer.runner: inline`"

@@ -14,7 +14,7 @@ from triune.ports import AdmissionRule, Buffer, Monitor, TaskStream
 from triune.records import Experience, ExperienceId, Group, GroupId, RolloutId, Source, Task, Turn
 
 BUNDLE = 64
-"""Rows that are stored at the same time, so that they share a transaction."""
+"""Rows that are admitted and stored at the same time, so that they share a transaction."""
 
 
 class Demonstrations:
@@ -57,34 +57,40 @@ class Demonstrations:
         consumes: Task                waits for: a free slot
         produces: one entry per row   unblocked by: the trainer's publish
         """
-        for group in await self._buffer.open_admissions():
-            task = self._tasks.find(group.taskset, group.task_key)
-            if task is None:
-                raise TaskError(str(group), "its row is no longer in the task set", "the data the run started with")
-            await self._store([(group, task)])
-        while (group := await self._buffer.readmit(self._rule, max_retries=0)) is not None:
-            task = self._tasks.find(group.taskset, group.task_key)
-            assert task is not None, "an unchanged task set has the tasks of its run"
-            await self._store([(group, task)])
-        self._tasks.seek(await self._buffer.cursor())
-        bundle: list[tuple[GroupId, Task]] = []
-        while (found := self._tasks.next()) is not None:
-            task, cursor = found
-            if len(bundle) >= BUNDLE:
-                await self._store(bundle)
-                bundle = []
-            admitted = asyncio.ensure_future(self._buffer.admit(task, self._rule, cursor=cursor))
-            done, _ = await asyncio.wait((admitted,), timeout=0.05)
-            if not done:  # no slot is free: what was prepared must reach the trainer, or both would wait
-                await self._store(bundle)
-                bundle = []
-            with self._monitor.waiting("explorer", "a free slot"):
-                group = await admitted
-            if group is None:
+        await self._store([self._row_of(group) for group in await self._buffer.open_admissions()])
+        cursor = await self._seek()
+        drawn: list[tuple[Task, Any]] = []
+        while True:
+            while (again := await self._buffer.readmit(self._rule, max_retries=0)) is not None:
+                await self._store([self._row_of(again)])
+            while len(drawn) < BUNDLE and (entry := self._tasks.next()) is not None:
+                drawn.append(entry)
+            if not drawn:
                 break
-            bundle.append((group, task))
-        await self._store(bundle)
+            with self._monitor.waiting("explorer", "a free slot"):
+                groups = await self._buffer.admit_next(drawn, self._rule, after=cursor)
+            if groups is None:
+                break
+            if groups:
+                await self._store([(group, task) for group, (task, _) in zip(groups, drawn, strict=False)])
+                cursor = drawn[len(groups) - 1][1]
+                del drawn[: len(groups)]
+            else:  # a group is due, or another process drew these rows
+                cursor = await self._seek()
+                drawn.clear()
         await self._buffer.end("the task sets are exhausted")
+
+    async def _seek(self) -> Any:
+        """Go to the cursor of the newest admission, and return it."""
+        cursor = await self._buffer.cursor()
+        self._tasks.seek(cursor)
+        return cursor
+
+    def _row_of(self, group: GroupId) -> tuple[GroupId, Task]:
+        task = self._tasks.find(group.taskset, group.task_key)
+        if task is None:
+            raise TaskError(str(group), "its row is no longer in the task set", "the data the run started with")
+        return group, task
 
     async def _store(self, rows: Sequence[tuple[GroupId, Task]]) -> None:
         made = [Group(id=group, task=task, records=(self.experience(group, task),)) for group, task in rows]

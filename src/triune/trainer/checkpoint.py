@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8})")
 _WEIGHTS, _OPTIMISER, _STATE = "weights.safetensors", "optimiser.safetensors", "state.json"
+_PUBLISHED = "published.safetensors"
 
 
 class TrainState(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +82,22 @@ class Checkpoints:
         """Where the checkpoint of a step is or would be."""
         return self.folder / f"step-{step:08d}"
 
-    def save(self, state: TrainState, weights: Mapping[str, Tensor], optimiser: Mapping[str, Tensor]) -> Path:
+    def save(
+        self,
+        state: TrainState,
+        weights: Mapping[str, Tensor],
+        optimiser: Mapping[str, Tensor],
+        published: Mapping[str, Tensor] | None = None,
+    ) -> Path:
         """Write a checkpoint aside, flush it to disk, rename it, remove old ones.
 
         Reads tensors and writes files only, so it may run beside the lane while nobody updates the weights.
+
+        Args:
+            state: Everything small.
+            weights: Of the trained parameters.
+            optimiser: Its state.
+            published: The newest version, where the weights have moved on since.
 
         Raises:
             StoreError: The disk is full or the folder cannot be written; older checkpoints are untouched.
@@ -96,6 +109,8 @@ class Checkpoints:
             partial.mkdir(parents=True)
             sizes = {_WEIGHTS: _write_tensors(partial / _WEIGHTS, weights)}
             sizes[_OPTIMISER] = _write_tensors(partial / _OPTIMISER, optimiser)
+            if published:
+                sizes[_PUBLISHED] = _write_tensors(partial / _PUBLISHED, published)
             complete = msgspec.structs.replace(state, sizes=sizes)
             (partial / _STATE).write_bytes(msgspec.json.format(msgspec.json.encode(complete)))
             _fsync(partial / _STATE)
@@ -134,6 +149,13 @@ class Checkpoints:
             raise CheckpointError(str(folder), f"format {state.format}", f"at most {FORMAT}", "use a newer triune")
         return state, load_file(folder / _WEIGHTS), load_file(folder / _OPTIMISER)
 
+    def load_published(self, path: Path | str) -> dict[str, Tensor]:
+        """The version that explorers sampled from, where the checkpoint was made between two; else nothing."""
+        from safetensors.torch import load_file
+
+        file = Path(path) / _PUBLISHED
+        return load_file(file) if file.exists() else {}
+
     def _is_complete(self, step: int) -> bool:
         state = _read_state(self.path(step))
         return state is not None and state.step == step and _has_sizes(self.path(step), state)
@@ -163,7 +185,7 @@ def _read_state(folder: Path) -> TrainState | None:
 
 
 def _has_sizes(folder: Path, state: TrainState) -> bool:
-    paths = {name: folder / name for name in (_WEIGHTS, _OPTIMISER)}
+    paths = {name: folder / name for name in (_WEIGHTS, _OPTIMISER, *state.sizes)}
     return all(path.is_file() and path.stat().st_size == state.sizes.get(name) for name, path in paths.items())
 
 

@@ -78,6 +78,7 @@ class Trainer:
         self._updater = Updater(policy, algorithm, self._optimiser, settings, lane)
         self._consumed: list[tuple[str, int]] = []
         self._saved_step = -1
+        self._newest: WeightUpdate | None = None
         self._untrainable = 0
         self._stop = ""
         self._has_begun = False
@@ -154,8 +155,17 @@ class Trainer:
             state = await self.lane.run(self.policy.state)
             update = await self.channel.publish(state, step=self.step)
         self.line.append((update.version, update.step))
+        self._hold(update)
         failpoint("trainer.publish.after")
         return update
+
+    def _hold(self, update: WeightUpdate) -> None:
+        """Keep the newest version fetchable where a checkpoint may fall between two: it saves what is published."""
+        if self.every > 1:
+            if self._newest is not None:
+                self.channel.unpin(self._newest.version)
+            self.channel.pin(update.version)
+        self._newest = update
 
     # -------------------------------------------------------------------------------------------- one step
 
@@ -240,8 +250,10 @@ class Trainer:
         """Write a checkpoint, then acknowledge what it consumed."""
         with self.monitor.timed("trainer/save"):
             state, weights, optimiser = await self.lane.run(self._capture)
+            is_between = self._newest is not None and self._newest.step != self.step
+            published = await self.channel.fetch(self._newest) if self._newest and is_between else {}
             # Only disk is touched there, and nobody updates the weights while the trainer waits here.
-            path = await asyncio.to_thread(self.checkpoints.save, state, weights, optimiser)
+            path = await asyncio.to_thread(self.checkpoints.save, state, weights, optimiser, published)
             await self.buffer.ack(state.consumed, checkpoint=path.name, step=self.step)
         self._consumed.clear()
         self._saved_step = self.step
@@ -269,10 +281,13 @@ class Trainer:
         version = self.line[-1][0] if self.line else -1
         await self._reset_store(state.consumed, version=version, checkpoint=path.name)
         latest = await self.buffer.latest_version()
+        published = await self.lane.run(self.checkpoints.load_published, path)
         is_same_config = state.config_hash == self.identity.config_hash
-        if latest is not None and latest.version == version and latest.step == self.step and is_same_config:
-            await self.channel.restore(latest, await self.lane.run(self.policy.state))
-        else:  # saved between two publishes: the weights of its last version are not in a checkpoint
+        is_known = latest is not None and (latest.step == self.step or bool(published))
+        if latest is not None and latest.version == version and is_known and is_same_config:
+            await self.channel.restore(latest, published or await self.lane.run(self.policy.state))
+            self._hold(latest)
+        else:  # the settings changed, and with them what is published
             await self._publish()
 
     def _restore(self, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any]) -> None:

@@ -245,10 +245,11 @@ def test_case_61_what_a_step_consumes_is_worked_out_in_every_unit():
     assert "groups per step        4" in step.lines()[0]
 
 
-def test_a_deterministic_run_is_synchronous_and_drains():
-    text = problem("deterministic=true", "sync.max_staleness=1", "sync.style=inflight")
+def test_a_deterministic_run_is_synchronous_drains_and_saves_with_its_versions():
+    text = problem("deterministic=true", "sync.max_staleness=1", "sync.style=inflight", "sync.every=3")
     assert "sync.max_staleness: found 1" in text
     assert "sync.style: found 'inflight'" in text
+    assert "write `trainer.save_every: 51`" in text
 
 
 def test_groups_smaller_than_possible_and_larger_than_the_group_are_refused():

@@ -153,17 +153,26 @@ class FileChannel:
     def _read(self, update: WeightUpdate) -> Mapping[str, Tensor]:
         from safetensors.torch import load_file
 
-        folder = Path(update.location) if update.location else self._of(update.version)
+        here = self._of(update.version)  # where this process sees the disk may differ from where the trainer does
+        folder = here if here.exists() or not update.location else Path(update.location)
         try:
             return MappingProxyType(load_file(folder / _WEIGHTS))
         except FileNotFoundError as error:
             raise gone(update, self.versions()) from error
 
     def _prune(self, newest: int) -> None:
-        """Remove all but the newest `keep`, the one just written and what this incarnation has pinned."""
-        pinned = {
-            int(pin.name[1:9]) for pin in self.folder.glob("v*.pin") if int(pin.name.split(".")[1]) >= self._epoch
-        }
+        """Remove all but the newest `keep`, the one just written and what this incarnation has pinned.
+
+        What earlier incarnations had half written or pinned goes too.
+        """
+        pinned = set()
+        for pin in self.folder.glob("v*.pin"):
+            if int(pin.name.split(".")[1]) >= self._epoch:
+                pinned.add(int(pin.name[1:9]))
+            else:
+                pin.unlink(missing_ok=True)
+        for partial in self.folder.glob(".v*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
         for version in self.versions()[: -self._keep]:
             if version != newest and version not in pinned:
                 shutil.rmtree(self._of(version), ignore_errors=True)
