@@ -147,6 +147,20 @@ def test_an_asynchronous_run_never_trains_on_what_is_older_than_its_bound(bench:
     assert max(row["staleness_max"] for row in rows) > 0
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_case_45_a_run_whose_tasks_run_out_trains_the_short_last_batch_and_ends_well(bench: Any, deterministic: bool):
+    summary = bench.run(tasks={"epochs": 1}, trainer={"steps": 9, "tasks_per_step": 16}, deterministic=deterministic)
+    assert (summary["status"], summary["steps"]) == ("finished", 3)
+    assert summary["exit_reason"] == "the data ended after 3 steps"
+    assert [row["num_sequences"] for row in bench.steps()] == [32, 32, 16]
+
+
+def test_groups_that_an_operator_drops_give_their_slots_to_others(bench: Any):
+    bench.run(pipeline=[{"use": "drop_flat_groups"}], trainer={"steps": 4})
+    assert [row["num_sequences"] for row in bench.steps()] == [8] * 4
+    assert sum(row["groups"] for row in bench.rows(role="explorer")) > 16
+
+
 def test_a_kl_term_holds_the_policy_to_its_reference(bench: Any):
     bench.run("free", trainer={"steps": 4})
     bench.run("held", trainer={"steps": 4}, algorithm={"kl": {"use": "k3", "coefficient": 0.1}})
