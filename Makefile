@@ -69,7 +69,7 @@ format: dev  ## let ruff rewrite
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-nano: env  ## make the shipped model again: demonstrations, supervised warm-up, bfloat16 (ten minutes)
+nano: env  ## make the shipped model again: demonstrations, supervised warm-up, bfloat16 (a quarter of an hour)
 	$(BIN)/python recipes/nano/make_folder.py runs/nano-untrained
 	$(BIN)/python recipes/nano/demonstrations.py runs/nano-demonstrations.jsonl
 	$(BIN)/triune run recipes/nano/warm_up.yaml --restart
