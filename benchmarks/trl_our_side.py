@@ -39,6 +39,7 @@ def run_file(workload: dict[str, Any], runs_dir: Path) -> dict[str, Any]:
             "tasks_per_step": workload["tasks_per_step"],
             "learning_rate": workload["learning_rate"],
             "betas": [0.9, 0.95],
+            "tokens_per_micro_batch": 1024,
         },
         "monitor": {"sinks": ["console", "jsonl", {"use": "benchmarks.steps_clock:StepsClock"}]},
     }

@@ -180,3 +180,29 @@ def test_an_explorer_says_that_its_trainer_is_gone_and_ends_when_nobody_resumes_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beside, "JOIN_TIMEOUT_S", 1.0)
         assert command_line(["explore", file]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_explorer_follows_a_trainer_that_begins_its_run_again_in_a_new_folder(bench: Any, processes: Processes):
+    file = str(
+        bench.file(
+            tasks={"reward": {"use": "format", "pattern": ".*[a-m].*"}},
+            sync={"channel": "files"},
+            trainer={"steps": 500, "save_every": 2},
+        )
+    )
+    folder = bench.runs / "small"
+    trainer = processes.start("train", file)
+    processes.wait_for((folder / "buffer.sqlite").exists, trainer)
+    explorer = processes.start("explore", file)
+    processes.wait_for(saved(folder), trainer, explorer)
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+    trainer = processes.start("train", file, "trainer.steps=3", "--restart")
+    code, said = processes.end(trainer)
+    assert code == 0, said
+    code, said = processes.end(explorer)
+    assert code == 0, said
+    assert (bench.runs / "small.1" / "buffer.sqlite").exists()
+    assert [row["step"] for row in bench.steps(role="explorer")] == [1, 2, 3]

@@ -13,6 +13,7 @@ import msgspec
 from triune.errors import ConfigError, EngineError
 from triune.evaluation.config import EvalSettings
 from triune.evaluation.results import SetResult, TaskResult, overall_reward, result_of_group
+from triune.monitor import cut_torn_line
 from triune.ports import Monitor, Rollouts, Sampling, WeightUpdate
 from triune.records import Group, GroupId, Task
 from triune.tasks import OpenTaskset
@@ -147,7 +148,8 @@ class Evaluation:
         if total is not None:
             metrics["eval/reward"] = total
         if self._rows is not None:
-            with self._rows.open("ab") as file:
+            with self._rows.open("a+b") as file:
+                cut_torn_line(file.fileno())
                 file.write(b"".join(_rows_of(results, row)))
         if self._monitor is not None:
             self._monitor.log(metrics, role="eval", step=step)

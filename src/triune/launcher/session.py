@@ -131,8 +131,9 @@ class Session:
             except (FencedError, RunFailed) as error:
                 if not isinstance(error, FencedError) and not isinstance(error.__cause__, FencedError):
                     raise
-                self.monitor.note("another trainer has taken over: joining it; what was running is made again")
             await self._leave()
+            self.monitor.reopen()
+            self.monitor.note("another trainer has taken over: joining it; what was running is made again")
 
     def _build_explorer(self, buffer: StoredBuffer, first: WeightUpdate, channel: WeightChannel) -> None:
         assert self.tasks is not None

@@ -2,7 +2,7 @@
 
 from triune.models.chat import ChatTokenizer, Prompt
 from triune.models.config import EndpointSettings, LoraSettings, ModelSettings
-from triune.models.device import default_device, has_fast_bfloat16, set_float32_matmul, set_threads
+from triune.models.device import default_device, has_fast_bfloat16, return_freed_memory, set_float32_matmul, set_threads
 from triune.models.digest import weight_digest
 from triune.models.export import export_model
 from triune.models.load import load_model, max_positions, switch_off_dropout
@@ -23,6 +23,7 @@ __all__ = [
     "load_model",
     "max_positions",
     "resolve_model",
+    "return_freed_memory",
     "set_float32_matmul",
     "set_threads",
     "switch_off_dropout",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from functools import cache
+from typing import Any
 
 
 def default_device() -> str:
@@ -45,3 +48,20 @@ def set_float32_matmul(precision: str) -> None:
     import torch
 
     torch.set_float32_matmul_precision(precision if has_fast_bfloat16() else "highest")
+
+
+def return_freed_memory() -> None:
+    """Give the system back what was freed.
+
+    The C library keeps the pieces of freed activations, into which the next large tensor does not fit: with a model of
+    135M parameters a process would hold a quarter more. Takes about 0.05 s per freed gigabyte, so it does not pay for
+    small models. Does nothing where the C library has no `malloc_trim`.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None

@@ -5,7 +5,8 @@ which are bricks. Adding one adds a file to `monitor/sinks/` or `monitor/alarms/
 """
 
 from triune.monitor.config import MonitorSettings
+from triune.monitor.lines import cut_torn_line
 from triune.monitor.monitor import RunMonitor
 from triune.monitor.sink import OpenSink, Row, RunInfo
 
-__all__ = ["MonitorSettings", "OpenSink", "Row", "RunInfo", "RunMonitor"]
+__all__ = ["MonitorSettings", "OpenSink", "Row", "RunInfo", "RunMonitor", "cut_torn_line"]

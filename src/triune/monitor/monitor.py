@@ -62,13 +62,7 @@ class RunMonitor:
         Raises:
             MissingDependency: A sink needs a package that is not installed.
         """
-        self.info.folder.mkdir(parents=True, exist_ok=True)
-        for index, sink in enumerate(self.settings.sinks):
-            name = _name(sink)
-            try:
-                self._sinks[name if name not in self._sinks else f"{name} {index}"] = sink(self.info)
-            except OSError as error:
-                self._sink_failed(name, error)
+        self._open_sinks()
         if resumed_step is not None:
             self._step = resumed_step
             for step, metrics in past_steps(self.info.folder / "metrics.jsonl", resumed_step):
@@ -99,12 +93,7 @@ class RunMonitor:
         with self._lock:
             for done in self._steps.rest():
                 self._step_done(*done)
-            for name, sink in list(self._sinks.items()):
-                try:
-                    sink.close()
-                except OSError as problem:
-                    self._sink_failed(name, problem)
-            self._sinks.clear()
+            self._close_sinks()
         self._hear_others()
         if self.settings.curve and self._series and not self._is_beside:
             from triune.monitor.curve import draw_curve
@@ -117,6 +106,29 @@ class RunMonitor:
             if curve is not None:
                 more["curve"] = str(curve)
         return self._write_summary(status, reason, error, more)
+
+    def reopen(self) -> None:
+        """Open the sinks anew: a run that was begun again has another folder under the same name."""
+        with self._lock:
+            self._close_sinks()
+            self._open_sinks()
+
+    def _open_sinks(self) -> None:
+        self.info.folder.mkdir(parents=True, exist_ok=True)
+        for index, sink in enumerate(self.settings.sinks):
+            name = _name(sink)
+            try:
+                self._sinks[name if name not in self._sinks else f"{name} {index}"] = sink(self.info)
+            except OSError as error:
+                self._sink_failed(name, error)
+
+    def _close_sinks(self) -> None:
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.close()
+            except OSError as problem:
+                self._sink_failed(name, problem)
+        self._sinks.clear()
 
     @property
     def _is_beside(self) -> bool:

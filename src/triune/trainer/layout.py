@@ -63,19 +63,28 @@ def plan_micro_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
 
     Rows are sorted by length, longest first, so that a micro-batch is hardly padded; the longest come first so that a
     lack of memory shows at once. A row longer than the budget gets a micro-batch of its own: nothing is ever cut.
+    There are as few micro-batches as the budget allows, of nearly equal size: the largest one decides about memory.
 
     Returns:
         Row numbers of each micro-batch.
     """
     order = np.argsort(-lengths, kind="stable")
-    cuts: list[np.ndarray] = []
-    start = 0
-    while start < len(order):
-        width = max(int(lengths[order[start]]), 1)
-        stop = start + max(1, budget // width)
-        cuts.append(order[start:stop])
-        start = stop
-    return cuts
+    widths = np.maximum(lengths[order], 1).tolist()
+    starts = _cut(widths, budget)
+    low, high = min(budget, sum(widths) // max(len(starts), 1)), budget
+    while low < high:  # the smallest budget with no more micro-batches
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if len(_cut(widths, middle)) > len(starts) else (low, middle)
+    return np.split(order, _cut(widths, high)[1:]) if widths else []
+
+
+def _cut(widths: Sequence[int], budget: int) -> list[int]:
+    """Where each micro-batch starts, for rows sorted by width."""
+    starts, start = [], 0
+    while start < len(widths):
+        starts.append(start)
+        start += max(1, budget // widths[start])
+    return starts
 
 
 def plan_mini_batches(rows: Rows, num: int, seed: Sequence[int]) -> list[np.ndarray]:

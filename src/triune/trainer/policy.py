@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triune.errors import CheckpointError, ConfigError
-from triune.models import canonical_state, has_fast_bfloat16, set_float32_matmul
+from triune.models import canonical_state, has_fast_bfloat16, return_freed_memory, set_float32_matmul
 from triune.trainer.attention import LONGEST
 from triune.trainer.head import chosen_logprobs
 from triune.trainer.layout import Micro
@@ -82,6 +82,11 @@ class Policy:
         if self.device.type != "cpu":
             return 16384
         return 16384 if self.num_parameters <= _SMALL else 1024
+
+    def tidy(self) -> None:
+        """Give freed activations and gradients back where they are large and lie in the process's heap."""
+        if self.device.type == "cpu" and self.num_parameters > _SMALL:
+            return_freed_memory()
 
     def logprobs(self, micro: Micro, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """float32[B, T]: log-probs of the trained tokens (0 elsewhere), and entropies when asked for.

@@ -104,6 +104,8 @@ class Updater:
         loss = divider.loss(micro.batch.with_logprobs(logprobs, entropy=entropy))
         if loss.requires_grad:
             loss.backward()
+        del loss, logprobs, entropy
+        self.policy.tidy()
 
     def _apply(self, divider: Divider, step: int) -> tuple[dict[str, float], bool]:
         metrics = divider.metrics()
@@ -111,6 +113,7 @@ class Updater:
             self.optimiser.clear()
             return {**metrics, "grad_norm": math.nan}, False
         updated = self.optimiser.update(step)
+        self.policy.tidy()
         metrics["grad_norm"] = updated.grad_norm
         if math.isfinite(updated.grad_norm):
             self.bricks = self.algorithm.update(self.bricks, metrics)

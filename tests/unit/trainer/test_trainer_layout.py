@@ -104,6 +104,12 @@ def test_micro_batches_never_exceed_the_budget_and_never_cut_a_sequence():
     assert widths == sorted(widths, reverse=True)
 
 
+def test_micro_batches_are_as_few_as_the_budget_allows_and_no_larger_than_they_must_be():
+    sizes = [len(part) * 10 for part in plan_micro_batches(np.full(9, 10), 80)]
+    assert sizes == [50, 40]
+    assert plan_micro_batches(np.array([], int), 80) == []
+
+
 def test_mini_batches_never_cut_a_rollout_and_are_dealt_by_the_seed():
     group = sampled_group("t", size=6)
     split = [row.replace(id=type(row.id)(row.id.rollout, branch)) for row in group.experiences for branch in (0, 1, 2)]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BUCKET = 64  # positions by which the cache grows
 _HOLES = 0.25  # share of dead rows that is stepped over before live ones move up
+_TOGETHER = 8  # a full engine waits until one slot in so many is free: four prompts in one forward cost little more
 
 
 class Batcher:
@@ -149,6 +150,8 @@ class Batcher:
         """Take the longest head of the queue that slots and cache have room for, and run its prompts."""
         rows, jobs = self.rows, list[Job]()
         num, need, top = self.num_live, rows.need, rows.top
+        if num and self.inbox and not self._could_admit():
+            return
         while self.inbox and num + len(jobs) < self.slots:
             wider = max(need, self.inbox[0].form.positions)
             if (num or jobs) and not self._has_room(max(num + len(jobs) + 1, top), wider):
@@ -167,8 +170,9 @@ class Batcher:
         return most if most >= self.max_context else most // _BUCKET * _BUCKET
 
     def _could_admit(self) -> bool:
-        wider = max(self.rows.need, self.inbox[0].form.positions)
-        return self.num_live < self.slots and self._has_room(max(self.num_live + 1, self.rows.top), wider)
+        wider, num = max(self.rows.need, self.inbox[0].form.positions), self.num_live
+        wanted = max(1, min(len(self.inbox), self.slots // _TOGETHER))
+        return num + wanted <= self.slots and self._has_room(max(num + 1, self.rows.top), wider)
 
     def _has_room(self, num_rows: int, need: int) -> bool:
         return num_rows * _rounded(need, self.max_context) * self.decoder.bytes_per_position <= self.kv_bytes

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from triune.monitor.lines import cut_torn_line
 from triune.monitor.sink import OpenSink, Row, RunInfo
 from triune.registry import brick
 
@@ -34,7 +35,7 @@ class _JsonlFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        _cut_torn_line(self._fd)
+        cut_torn_line(self._fd)
         self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def write(self, row: Row) -> None:
@@ -44,7 +45,7 @@ class _JsonlFile:
         line = self._encode(fields) + b"\n"
         written = os.write(self._fd, line)
         if written != len(line):
-            _cut_torn_line(self._fd)
+            cut_torn_line(self._fd)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def merged(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -53,18 +54,3 @@ class _JsonlFile:
     def close(self) -> None:
         os.fsync(self._fd)
         os.close(self._fd)
-
-
-def _cut_torn_line(fd: int) -> None:
-    """Remove what follows the last newline: the half-written row of a process or disk that died."""
-    size = os.fstat(fd).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - 65536)
-        newline = os.pread(fd, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(fd, end)
