@@ -32,6 +32,7 @@ HOMES: dict[str, str] = {
     "policy_loss": "triune.algorithms.policy_losses",
     "kl": "triune.algorithms.kls",
     "entropy": "triune.algorithms.entropies",
+    "critic": "triune.algorithms.critics",
     "sampling": "triune.algorithms.samplings",
     "operator": "triune.pipelines.operators",
     "taskset": "triune.tasks.tasksets",

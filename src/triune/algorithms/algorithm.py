@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from triune.algorithms.advantages.none import NoAdvantage
+from triune.algorithms.critics.none import NoCritic
 from triune.algorithms.entropies.none import NoEntropy
 from triune.algorithms.kls.none import NoKL
 from triune.algorithms.policy_losses.reinforce import Reinforce
@@ -39,6 +40,7 @@ class Algorithm:
         policy_loss: Yields the main terms.
         kl: Yields the term that holds the policy near the reference.
         entropy: Yields the term that keeps the policy from collapsing.
+        critic: Estimates what is still to come, for advantages that need `values`.
         sampling: Chooses what a step trains on.
         old_logprobs: Whether log-probs of the policy that begins a step are recomputed before its first update: `auto`
             = when a step has several updates, a brick needs them, or the loss is decoupled and data may be stale.
@@ -50,6 +52,7 @@ class Algorithm:
     policy_loss: Any = brick_field("policy_loss", Reinforce())
     kl: Any = brick_field("kl", NoKL())
     entropy: Any = brick_field("entropy", NoEntropy())
+    critic: Any = brick_field("critic", NoCritic())
     sampling: Any = brick_field("sampling", Fifo())
     old_logprobs: Literal["auto", "always", "never"] = "auto"
 
@@ -60,8 +63,9 @@ class Algorithm:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Streams the loss reads: `advantages`, `old_logprobs`, `ref_logprobs`, `values`, `entropy`, …."""
-        return frozenset().union(*(getattr(self.brick(name), "needs", frozenset()) for name in LOSS_BRICKS))
+        """Streams that advantage and loss read: `advantages`, `old_logprobs`, `ref_logprobs`, `values`, `entropy`, …."""
+        names = ("advantage", *LOSS_BRICKS)
+        return frozenset().union(*(getattr(self.brick(name), "needs", frozenset()) for name in names))
 
     def brick(self, name: str) -> Any:
         """The brick in a field."""
@@ -76,7 +80,7 @@ class Algorithm:
 
     def batch_advantages(
         self, batches: Sequence[MicroBatch], *, num_rollouts: int, all_sum: AllSum | None = None
-    ) -> list[Tensor] | None:
+    ) -> list[Mapping[str, Tensor]] | None:
         """Advantages that need the whole step, computed by the trainer's prepare after the other streams.
 
         Args:
@@ -85,7 +89,8 @@ class Algorithm:
             all_sum: Sum over ranks; None on one rank.
 
         Returns:
-            [B, T] for each micro-batch, or None when the pipeline made them (`advantage.where` is `pipeline`).
+            Streams [B, T] for each micro-batch (`advantages`, and `returns` with a critic), or None when the pipeline
+            made them (`advantage.where` is `pipeline`).
         """
         if getattr(self.advantage, "where", "pipeline") == "pipeline":
             return None

@@ -39,6 +39,9 @@ class MicroBatch:
         temperature: float32[S].
         pairs: int64[S], number of each sequence's pair in this micro-batch, -1 for none.
         chosen: bool[S], which half of its pair a sequence is.
+        weights: float32[S], weight of each sequence's pair; None = all 1.
+        margins: float32[S], how much better the chosen half of each sequence's pair is; None = all 0.
+        policy_values: float32[B, T] with gradient, set by `with_values`.
         policy_logprobs: float32[B, T] with gradient, set by `with_logprobs`.
         policy_entropy: float32[B, T] with gradient, set by `with_logprobs` when a brick needs `entropy`.
     """
@@ -53,11 +56,14 @@ class MicroBatch:
     temperature: Tensor | None = None
     pairs: Tensor | None = None
     chosen: Tensor | None = None
+    weights: Tensor | None = None
+    margins: Tensor | None = None
+    policy_values: Tensor | None = None
     policy_logprobs: Tensor | None = None
     policy_entropy: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.policy_logprobs is None:
+        if self.policy_logprobs is None and self.policy_values is None:
             object.__setattr__(self, "streams", {name: self._inside(value) for name, value in self.streams.items()})
 
     @classmethod
@@ -75,9 +81,18 @@ class MicroBatch:
         inside = None if entropy is None else self._inside(entropy)
         return replace(self, policy_logprobs=self._inside(logprobs), policy_entropy=inside)
 
+    def with_values(self, values: Tensor) -> MicroBatch:
+        """Copy that holds the critic's estimates for every action token: [B, T] with gradient.
+
+        Entry t is the expected return *before* token t is chosen, as in the stream `values` of the critic that began
+        the step.
+        """
+        return replace(self, policy_values=self._inside(values))
+
     def with_streams(self, **streams: Tensor) -> MicroBatch:
         """Copy with streams [B, T, …] added or replaced, before `with_logprobs`."""
         assert self.policy_logprobs is None, "streams are complete when the forward pass begins"
+        assert self.policy_values is None, "streams are complete when the forward pass begins"
         return replace(self, streams={**self.streams, **streams})
 
     # ------------------------------------------------------------------------------------------- streams
@@ -113,6 +128,27 @@ class MicroBatch:
                 "algorithm", "the entropy was not computed", "", "name `entropy` in the brick's `needs`"
             )
         return self.policy_entropy
+
+    @property
+    def new_values(self) -> Tensor:
+        """float32[B, T] with gradient: the estimates of the critic being trained."""
+        assert self.policy_values is not None, "with_values was not called"
+        return self.policy_values
+
+    @property
+    def values(self) -> Tensor:
+        """float32[B, T]: the estimates of the critic that began this step."""
+        return self.stream("values")
+
+    @property
+    def returns(self) -> Tensor:
+        """float32[B, T]: what the critic is to estimate."""
+        return self.stream("returns")
+
+    @property
+    def teacher_logprobs(self) -> Tensor:
+        """float32[B, T]: log-probs under the teacher."""
+        return self.stream("teacher_logprobs")
 
     @property
     def advantages(self) -> Tensor:

@@ -116,4 +116,4 @@ def _with_advantages(batch: Batch, algorithm: Algorithm) -> list[list[Micro]]:
         )
     assert found is not None, "the caller looked at `where`"
     values = iter(found)
-    return [[micro.with_streams(advantages=next(values)) for micro in mini] for mini in batch.minis]
+    return [[micro.with_streams(**next(values)) for micro in mini] for mini in batch.minis]

@@ -58,13 +58,13 @@ def test_case_27_scale_batch_divides_by_the_deviation_of_all_rollouts_of_the_ste
     for split in ([[0, 1, 2, 3, 4]], [[4, 1], [0, 3, 2]]):
         found = algorithm.batch_advantages([rows(chosen) for chosen in split], num_rollouts=4)
         assert found is not None
-        for chosen, advantages in zip(split, found, strict=True):
-            assert torch.allclose(advantages, centred[chosen] / deviation)
+        for chosen, streams in zip(split, found, strict=True):
+            assert torch.allclose(streams["advantages"], centred[chosen] / deviation)
     flat = MicroBatch(
         tokens=torch.zeros(2, 1, dtype=torch.long), action_mask=torch.ones(2, 1, dtype=torch.bool),
         streams={"advantages": torch.zeros(2, 1)}, rewards=torch.ones(2),
     )  # fmt: skip
-    assert (algorithm.batch_advantages([flat], num_rollouts=2)[0] == 0).all()
+    assert (algorithm.batch_advantages([flat], num_rollouts=2)[0]["advantages"] == 0).all()
     assert Algorithm(advantage=GRPOAdvantage()).batch_advantages([flat], num_rollouts=2) is None
 
 

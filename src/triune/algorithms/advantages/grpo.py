@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -67,7 +67,9 @@ class GRPOAdvantage:
         squares = math.fsum(value * value for value in centred)
         return math.sqrt(squares / max(len(centred) - (self.std == "sample"), 1))
 
-    def over_batch(self, batches: Sequence[MicroBatch], all_sum: AllSum, num_rollouts: int) -> list[Tensor]:
+    def over_batch(
+        self, batches: Sequence[MicroBatch], all_sum: AllSum, num_rollouts: int
+    ) -> list[Mapping[str, Tensor]]:
         """Divide the centred advantages of a step by the deviation of its rewards, each rollout counted once.
 
         Returns:
@@ -79,6 +81,6 @@ class GRPOAdvantage:
         rewards = rewards[present]
         count = len(rewards) - (self.std == "sample")
         if count < 1 or bool((rewards == rewards[0]).all()):
-            return [batch.advantages * 0.0 for batch in batches]
+            return [{"advantages": batch.advantages * 0.0} for batch in batches]
         deviation = float(((rewards - rewards.mean()).square().sum() / count).sqrt())
-        return [batch.advantages / (deviation + self.epsilon) for batch in batches]
+        return [{"advantages": batch.advantages / (deviation + self.epsilon)} for batch in batches]

@@ -1,0 +1,1 @@
+"""Critics: value models beside the policy; one brick a file."""
