@@ -63,7 +63,7 @@ class Algorithm:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Streams that advantage and loss read: `advantages`, `old_logprobs`, `ref_logprobs`, `values`, `entropy`, …."""
+        """Streams that advantage and loss read: `advantages`, `old_logprobs`, `ref_logprobs`, `entropy`, …."""
         names = ("advantage", *LOSS_BRICKS)
         return frozenset().union(*(getattr(self.brick(name), "needs", frozenset()) for name in names))
 
