@@ -67,6 +67,20 @@ class Algorithm:
         names = ("advantage", *LOSS_BRICKS)
         return frozenset().union(*(getattr(self.brick(name), "needs", frozenset()) for name in names))
 
+    @property
+    def unit(self) -> str:
+        """What a step is counted in: `task` (a group of rollouts), `sequence` or `pair`.
+
+        The policy loss says it; one that says nothing takes groups when advantages are needed, else single sequences.
+        """
+        said = getattr(self.policy_loss, "unit", "")
+        return said or ("task" if "advantages" in self.needs else "sequence")
+
+    @property
+    def reads(self) -> str:
+        """What a step learns from: `groups` that are sampled, or rows with `answers`, `labels`, `pairs` or `texts`."""
+        return "groups" if self.unit == "task" else getattr(self.policy_loss, "reads", "answers")
+
     def brick(self, name: str) -> Any:
         """The brick in a field."""
         return getattr(self, name)
@@ -144,6 +158,9 @@ class Algorithm:
             if "advantages" in needs and not getattr(self.advantage, "makes_advantages", True):
                 found = f"{name} {_name(self.brick(name))} needs advantages and `advantage: none` makes none"
                 raise ConfigError(f"{where}.advantage", found, "", "write `advantage: grpo`, or `policy_loss: sft`")
+        if self.unit != "task" and getattr(self.advantage, "makes_advantages", True):
+            found = f"found {_name(self.advantage)}, and {_name(self.policy_loss)} learns from {self.reads}, not rewards"
+            raise ConfigError(f"{where}.advantage", found, "none", "write `advantage: none`, or another `policy_loss`")
         if self.old_logprobs == "never" and "old_logprobs" in self.needs:
             found = f"found 'never', but {_name(self.policy_loss)} needs them"
             raise ConfigError(f"{where}.old_logprobs", found, "", "write `old_logprobs: auto`")

@@ -74,6 +74,7 @@ class MicroBatch:
             tokens=torch.zeros(1, 1, dtype=torch.long, device=device),
             action_mask=torch.zeros(1, 1, dtype=torch.bool, device=device),
             streams=dict.fromkeys(streams, empty),
+            rewards=torch.full((1,), torch.nan, device=device),
         )
 
     def with_logprobs(self, logprobs: Tensor, *, entropy: Tensor | None = None) -> MicroBatch:
@@ -244,9 +245,12 @@ class MicroBatch:
         return per_sequence[self.segments.clamp(min=0)]
 
     def halves(self, per_sequence: Tensor) -> tuple[Tensor, Tensor]:
-        """([P], [P]): values of the chosen and of the rejected half of each pair, in the order of their numbers."""
-        assert self.pairs is not None, "a batch without pairs"
-        assert self.chosen is not None, "a batch without pairs"
+        """([P], [P]): values of the chosen and of the rejected half of each pair, in the order of their numbers.
+
+        P is 0 in a batch without pairs, as on a rank that got no rows.
+        """
+        if self.pairs is None or self.chosen is None:
+            return per_sequence[:0], per_sequence[:0]
         paired, order = self.pairs >= 0, self.pairs.argsort(stable=True)
         order = order[paired[order]]
         is_chosen = self.chosen[order]
