@@ -14,3 +14,4 @@ class NoCritic:
     """Train no value model."""
 
     makes_values: ClassVar[bool] = False
+    expected_gradient: ClassVar[str] = "nothing"

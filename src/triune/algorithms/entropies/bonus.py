@@ -28,6 +28,7 @@ class Bonus:
 
     coefficient: float = 0.001
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    expected_gradient: ClassVar[str] = "entropy"
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `entropy`, with a negative weight because a loss is minimised."""

@@ -47,6 +47,9 @@ class PPOClip:
     length: Annotated[int, Field(gt=0)] | None = None
     missing_behaviour: Literal["exclude", "use_old"] = "exclude"
     needs: ClassVar[frozenset[str]] = frozenset({"advantages"})
+    expected_gradient: ClassVar[str] = "policy_gradient"
+    off_policy: ClassVar[str] = "inside_clip"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"dual_clip": 1.5, "clip_high": 0.28},)
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `policy_loss`, and the metrics `ratio_mean` and `clip_ratio`."""

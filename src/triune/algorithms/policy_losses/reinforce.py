@@ -34,6 +34,7 @@ class Reinforce:
     average: Average = "token"
     length: Annotated[int, Field(gt=0)] | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"advantages"})
+    expected_gradient: ClassVar[str] = "policy_gradient"
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `policy_loss`."""
