@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from pydantic import Field
+
+from triune.algorithms.advantages._statistics import centred, centred_ranks, standardised
 from triune.algorithms.credit import credit
+from triune.errors import ConfigError
 from triune.records import Group
 from triune.registry import brick
 
@@ -30,17 +33,28 @@ class GRPOAdvantage:
     The paper's formula says "std"; both readings are in use: `sample` (TRL, verl, the paper's authors' torch code) and
     `population`. For a group of 8 they differ by 7 %.
 
+    Where attempts fail, a group is smaller than it was meant to be, and its task weighs less in the step. Copies of its
+    members would restore the weight and, being copies, nothing else: `fill_to` multiplies by the number of copies
+    instead, which trains every token once and keeps mean and deviation those of the members that are there. Flat groups
+    need no stand-ins at all: drop them (`drop_flat_groups`) and the explorer makes others.
+
     Source: GRPO, arXiv:2402.03300, section 4.1.2.
 
     Attributes:
         scale: What to divide by: the deviation of the group, of the batch, or nothing.
         std: `sample` divides the squares by G - 1, `population` by G.
         epsilon: Added to the deviation, in the unit of the reward.
+        rank: Whether rewards are replaced by their centred ranks in the group, from -0.5 to 0.5, equal rewards sharing
+            the mean of theirs: only the order counts, outliers and the unit of the reward do not.
+        fill_to: Size of a full group: a smaller one with G valid rollouts is multiplied by `fill_to` / G; null = groups
+            weigh by their members.
     """
 
     scale: Literal["group", "batch", "none"] = "group"
     std: Literal["sample", "population"] = "sample"
     epsilon: float = 1e-6
+    rank: bool = False
+    fill_to: Annotated[int, Field(ge=2)] | None = None
     least_group: ClassVar[int] = 2
 
     @property
@@ -50,22 +64,14 @@ class GRPOAdvantage:
 
     def __call__(self, group: Group) -> Group:
         """Subtract the mean, and divide by the group's deviation when `scale` says so."""
-        rewards = group.rewards.tolist()
-        if not rewards:
-            return credit(group, ())
-        mean = math.fsum(rewards) / len(rewards)
-        centred = [reward - mean for reward in rewards]
-        if max(rewards) == min(rewards):
-            centred = [0.0] * len(rewards)
-        elif self.scale == "group":
-            deviation = self.deviation(centred)
-            centred = [value / (deviation + self.epsilon) for value in centred]
-        return credit(group, centred)
+        return credit(group, self.relative(group.rewards.tolist()))
 
-    def deviation(self, centred: Sequence[float]) -> float:
-        """Standard deviation of values whose mean is 0."""
-        squares = math.fsum(value * value for value in centred)
-        return math.sqrt(squares / max(len(centred) - (self.std == "sample"), 1))
+    def relative(self, rewards: Sequence[float]) -> list[float]:
+        """Advantage of each rollout among the others."""
+        values = centred_ranks(rewards) if self.rank else rewards
+        found = standardised(values, self.std, self.epsilon) if self.scale == "group" else centred(values)
+        factor = 1.0 if self.fill_to is None else max(self.fill_to / max(len(rewards), 1), 1.0)
+        return [value * factor for value in found]
 
     def over_batch(
         self, batches: Sequence[MicroBatch], all_sum: AllSum, num_rollouts: int
@@ -82,5 +88,11 @@ class GRPOAdvantage:
         count = len(rewards) - (self.std == "sample")
         if count < 1 or bool((rewards == rewards[0]).all()):
             return [{"advantages": batch.advantages * 0.0} for batch in batches]
-        deviation = float(((rewards - rewards.mean()).square().sum() / count).sqrt())
-        return [{"advantages": batch.advantages / (deviation + self.epsilon)} for batch in batches]
+        scale = float(((rewards - rewards.mean()).square().sum() / count).sqrt())
+        return [{"advantages": batch.advantages / (scale + self.epsilon)} for batch in batches]
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError for ranks over the deviation of rewards: their units differ."""
+        if self.rank and self.scale == "batch":
+            found = "found `batch` with `rank: true`, whose values are no longer in the unit of the reward"
+            raise ConfigError(f"{where}.scale", found, "", "write `scale: group`, or `rank: false`")
