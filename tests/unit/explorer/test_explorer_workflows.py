@@ -135,7 +135,7 @@ def test_an_environment_is_played_and_each_turn_keeps_its_reward():
     workflow = MultiTurn(environment=f"{__name__}:Corridor", fields={"length": 2})
     (row,) = run_group(make_scheduler(workflow, "right" + END), 1).group.experiences
     assert row.reward == pytest.approx(0.9)
-    assert [(t.reward, t.state_key) for t in row.turns] == [(-0.1, "1"), (1.0, "2")]
+    assert [(t.reward, t.state_key) for t in row.turns] == [(-0.1, "start"), (1.0, "1")]
     assert row.stop is Stop.DONE
 
 

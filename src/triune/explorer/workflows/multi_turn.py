@@ -25,7 +25,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         observation: Shown to the model.
         reward: Of this action.
         is_done: Whether the episode is over.
-        state_key: Name of the state that was reached, where two steps may share one.
+        state_key: Name of the state that was reached, where two steps may share one. It is noted with the next turn,
+            which acts in it; the first turn of an environment that names states acts in `start`.
     """
 
     observation: str
@@ -76,6 +77,7 @@ class MultiTurn:
         chat = model.chat(system=self.system)
         observation = await _act(environment, "reset", task)
         total, turns = 0.0, 0
+        state: str | None = "start"
         while True:
             try:
                 action = await chat.ask(observation)
@@ -84,7 +86,9 @@ class MultiTurn:
             step = await _act(environment, "step", action)
             turns += 1
             total += step.reward
-            model.note_turn(reward=step.reward, state_key=step.state_key)
+            names_states = turns > 1 or step.state_key is not None
+            model.note_turn(reward=step.reward, state_key=state if names_states else None)
+            state = step.state_key
             if step.is_done:
                 break
             if turns == self.max_turns:
