@@ -6,10 +6,10 @@ asynchronous unless it says otherwise, and everything that waits can be cancelle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -309,6 +309,23 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     staleness: int = 0
 
 
+LeaseOrder = Literal["priority", "age", "newest", "reward"]
+"""Which entries go first: highest stored priority, earliest admitted, sampled by the newest version, highest mean
+reward. Ties go by age. Urgent entries (people's) come before all others in any order."""
+
+
+class Leases(list[Lease]):
+    """Leases in the order in which they were granted, and what is to be said about them.
+
+    Attributes:
+        metrics: For the monitor, beside the step that trains on them.
+    """
+
+    def __init__(self, leases: Iterable[Lease] = (), metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(leases)
+        self.metrics: dict[str, float] = dict(metrics or {})
+
+
 class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `browse`: everything about an entry but its arrays."""
 
@@ -433,8 +450,13 @@ class Buffer(Protocol):
         max_staleness: int | None = None,
         ahead: int | None = None,
         wait: bool = True,
-    ) -> list[Lease]:
-        """Take up to `num` ready entries in order of (class, score); over-stale ones are refunded as stale.
+        order: LeaseOrder = "priority",
+        step: int | None = None,
+        max_uses: int = 1,
+        again: bool = False,
+        cooldown: int = 0,
+    ) -> Leases:
+        """Take up to `num` ready entries, those first that come first in `order`; over-stale ones are refunded.
 
         Over-stale is older than `min_version`, or more than `max_staleness` published steps behind the newest version
         (version numbers have gaps after a resume, staleness has none: prefer it). `ahead`: only entries with at most
@@ -442,7 +464,15 @@ class Buffer(Protocol):
         most a quarter of it.
 
         Waits until `num` are there; returns fewer only when `end` was declared (then what is left, at last []), or
-        at once with `wait` False.
+        at once with `wait` False or where nobody fills that buffer.
+
+        `step` is how many steps are done: the use is one of the step after. `max_uses` says how often what is leased
+        now may be used. `again` takes only entries that were used before, fewer than `max_uses` times and not in the
+        last `cooldown` steps nor in this one; they hold no slot any more, over-stale ones are passed over, and nobody
+        waits for them.
+
+        Returns:
+            The leases. Their metrics count `num_stale_dropped`, where there were any.
         """
         ...
 
@@ -454,8 +484,12 @@ class Buffer(Protocol):
         """The checkpoint on disk contains these (entry, use_no); idempotent."""
         ...
 
-    async def give_back(self, uses: Sequence[tuple[str, int]] | None = None) -> int:
-        """Return leases untrained (all of this consumer, when None); the number returned."""
+    async def give_back(self, uses: Sequence[tuple[str, int]] | None = None, *, dropped_by: str = "") -> int:
+        """Return leases untrained (all of this consumer, when None); the number returned.
+
+        With `dropped_by` entries of this run that are not used otherwise are dropped in the same transaction, for that
+        reason, and their slots refunded: the explorer makes others.
+        """
         ...
 
     async def amend(self, entry: str, patch: Mapping[str, Any], *, by: str, key: str) -> str:

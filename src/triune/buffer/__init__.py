@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from triune.buffer.amendments import Reshape
@@ -20,6 +21,7 @@ def open_buffer(
     reshape: Reshape | None = None,
     deterministic: bool = False,
     urgent_ratio: float = 0.25,
+    filled: Collection[str] | None = None,
 ) -> StoredBuffer:
     """Open the buffer that a run file describes.
 
@@ -30,12 +32,13 @@ def open_buffer(
             amendment changes the newest revision as it is and group advantages stay what they were.
         deterministic: Lease strictly in ledger order, so that a batch does not depend on who finished first.
         urgent_ratio: Urgent entries (people's) added to a batch, as a share of it.
+        filled: Buffers that somebody puts to during the run; on others no lease waits. None = all.
 
     Raises:
         StoreError: The database cannot be opened.
     """
     store = Store(settings.store(folder), lease_s=settings.lease_s, reshape=reshape)
-    return StoredBuffer(store, settings, deterministic=deterministic, urgent_ratio=urgent_ratio)
+    return StoredBuffer(store, settings, deterministic=deterministic, urgent_ratio=urgent_ratio, filled=filled)
 
 
 __all__ = [

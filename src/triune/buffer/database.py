@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from triune.buffer.schema import prepare_schema
 from triune.errors import StoreError
 
 Row = tuple[Any, ...]
+
+Parameters = Sequence[Any] | Mapping[str, Any]
 
 SYNCHRONOUS = ("off", "normal", "full")
 
@@ -25,7 +27,8 @@ class Database:
         where: The file, for messages; `:memory:` for none.
         is_shared: Whether other processes may write to it.
         now: Seconds since 1970 at the start of the current transaction.
-        touched: Topics (`entries`, `slots`, `versions`, `runs`, `control`) whose waiters must look again after commit.
+        touched: Topics (`entries`, `slots`, `stock`, `versions`, `runs`, `control`) whose waiters must look
+            again after commit.
         verified: (run, epoch) pairs that passed the fence in the current transaction.
     """
 
@@ -40,11 +43,11 @@ class Database:
         self.execute = connection.execute
         self.execute_many = connection.executemany
 
-    def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+    def one(self, sql: str, parameters: Parameters = ()) -> Row | None:
         """The first row, or None."""
         return self.execute(sql, parameters).fetchone()
 
-    def all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def all(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         """All rows."""
         return self.execute(sql, parameters).fetchall()
 

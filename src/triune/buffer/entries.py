@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -199,6 +200,19 @@ class Entries:
             self.db.execute("UPDATE entries SET deadline = ? WHERE seq = ?", (self.db.now + lives_s, seq))
         self.db.touched.add("entries")
         return seq is not None
+
+    def count_unused(self, who: Incarnation, buffer: str, enough: int) -> int:
+        """Entries of this run in a buffer that can be leased for the first time; at `enough` it stops counting."""
+        sql = (
+            "SELECT count(*) FROM (SELECT 1 FROM entries WHERE buffer = ? AND scope = ? AND class = 0 "
+            "AND state = 'ready' AND granted = 0 LIMIT ?)"
+        )
+        return (self.db.one(sql, (buffer, who.run, enough)) or (0,))[0]
+
+    def count_by_taskset(self, who: Incarnation, buffer: str) -> dict[str, int]:
+        """Entries of this run in a buffer, whatever became of them, by the task set in their names."""
+        rows = self.db.all("SELECT entry FROM entries WHERE buffer = ? AND scope = ?", (buffer, who.run))
+        return dict(Counter(GroupId.parse(entry).taskset for (entry,) in rows))
 
     def add_revision(
         self, seq: int, raw: Group, group: Group, operators: Sequence[str], default_state: EntryState

@@ -8,7 +8,7 @@ import os
 import socket
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from triune.buffer.transfer import export_lines, from_plain, import_lines
 from triune.buffer.uses import Grant, Order
 from triune.buffer.writer import Writer, call_on
 from triune.errors import RecordError, StoreError
-from triune.ports import AdmissionRule, EntryInfo, EntryState, Lease, Refund, WeightUpdate
+from triune.ports import AdmissionRule, EntryInfo, EntryState, Lease, LeaseOrder, Leases, Refund, WeightUpdate
 from triune.records import Group, GroupId, Task
 
 T = TypeVar("T")
@@ -41,10 +41,19 @@ class StoredBuffer:
     """Port `Buffer` over a `Store`. Calls may come from any event loop; every one is one transaction."""
 
     def __init__(
-        self, store: Store, settings: BufferSettings, *, deterministic: bool = False, urgent_ratio: float = 0.25
+        self,
+        store: Store,
+        settings: BufferSettings,
+        *,
+        deterministic: bool = False,
+        urgent_ratio: float = 0.25,
+        filled: Collection[str] | None = None,
     ) -> None:
-        """`deterministic` leases strictly in ledger order; `urgent_ratio` bounds urgent entries added to a batch."""
-        self.store, self.settings = store, settings
+        """`deterministic` leases strictly in ledger order; `urgent_ratio` bounds urgent entries added to a batch.
+
+        `filled` names the buffers that somebody puts to during the run; on others no lease waits. None = all.
+        """
+        self.store, self.settings, self.filled = store, settings, filled
         self.deterministic, self.urgent_ratio = deterministic, urgent_ratio
         self.who: Incarnation | None = None
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}:{uuid.uuid4().hex[:8]}"
@@ -222,6 +231,38 @@ class StoredBuffer:
             self._keep_fresh(entry, parcel.revision, shaped or raw)
         return entry
 
+    async def stock(self, groups: Sequence[Group], *, buffer: str) -> int:
+        """Store groups that nobody sampled in a named buffer of this run, in one transaction; they take no slot.
+
+        Returns:
+            How many of them are new: it is idempotent by id.
+        """
+        who, parcels = self._me(), [make_parcel(group, group) for group in groups]
+
+        def work() -> int:
+            self.store.runs.check(who)
+            put = self.store.entries.insert_free
+            return sum(put(parcel, buffer=buffer, scope=who.run, state=EntryState.READY) for parcel in parcels)
+
+        return await self._writer.submit(work)
+
+    async def stocked(self, buffer: str) -> Mapping[str, int]:
+        """How many groups of each task set were ever stocked for this run in a named buffer."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.entries.count_by_taskset(who, buffer))
+
+    async def shortage(self, buffer: str, ahead: int) -> int | None:
+        """Wait until fewer than `ahead` stocked groups are unused; how many are missing, None once the run is over."""
+        who, store = self._me(), self.store
+
+        def look() -> int | str | None:
+            if store.runs.is_finished(store.runs.check(who).run):
+                return NO_MORE
+            return max(0, ahead - store.entries.count_unused(who, buffer, ahead)) or None
+
+        found = await self._until("stock", look)
+        return None if isinstance(found, str) else found
+
     def _keep_fresh(self, entry: str, revision: int, group: Group) -> None:
         self._fresh[entry] = (revision, group)
         if len(self._fresh) > NUM_FRESH:
@@ -241,20 +282,33 @@ class StoredBuffer:
         max_staleness: int | None = None,
         ahead: int | None = None,
         wait: bool = True,
-    ) -> list[Lease]:
-        """Take up to `num` ready entries, best (class, score) first, and a few urgent ones on top; see the port."""
-        who, urgent = self._me(), int(num * self.urgent_ratio)
-        if self.deterministic and ahead is None:
-            ahead = 0
-        order = Order(num, urgent, buffer, min_version, max_staleness, ahead, self.deterministic)
+        order: LeaseOrder = "priority",
+        step: int | None = None,
+        max_uses: int = 1,
+        again: bool = False,
+        cooldown: int = 0,
+    ) -> Leases:
+        """Take up to `num` ready entries, and a few urgent ones on top; see the port."""
+        who, urgent = self._me(), 0 if again else int(num * self.urgent_ratio)
+        if self.deterministic and not again:
+            ahead, order = 0 if ahead is None else ahead, "age"
+        wanted = Order(
+            num, urgent, buffer, min_version, max_staleness, ahead, order, step, max_uses, again, cooldown
+        )  # fmt: skip
+        is_final = not wait or (self.filled is not None and buffer not in self.filled)
+        num_stale = 0
 
-        def attempt() -> list[Lease] | None:
-            grants = self.store.uses.lease(who, order, not wait)
-            return None if grants is None else [self._lease_of(grant) for grant in grants]
+        def attempt() -> Leases | None:
+            nonlocal num_stale
+            grants, num_dropped = self.store.uses.lease(who, wanted, is_final)
+            num_stale += num_dropped
+            return None if grants is None else Leases(self._lease_of(grant) for grant in grants)
 
         leases = await self._until("entries", attempt)
         for lease in leases:
             self._fresh.pop(lease.entry, None)
+        if num_stale:
+            leases.metrics["num_stale_dropped"] = float(num_stale)
         return leases
 
     def _lease_of(self, grant: Grant) -> Lease:
@@ -275,10 +329,10 @@ class StoredBuffer:
         who = self._me()
         await self._writer.submit(lambda: self.store.uses.ack(who, uses, checkpoint, step))
 
-    async def give_back(self, uses: Sequence[tuple[str, int]] | None = None) -> int:
-        """Return leases untrained (all of this consumer, when None); the number returned."""
+    async def give_back(self, uses: Sequence[tuple[str, int]] | None = None, *, dropped_by: str = "") -> int:
+        """Return leases untrained (all of this consumer, when None); the number returned. See the port."""
         who = self._me()
-        return await self._writer.submit(lambda: self.store.uses.give_back(who, uses))
+        return await self._writer.submit(lambda: self.store.uses.give_back(who, uses, dropped_by))
 
     async def amend(self, entry: str, patch: Mapping[str, Any], *, by: str, key: str) -> str:
         """Change what is not yet trained; `applied`, `deferred`, `reissued` or `expired`.

@@ -33,8 +33,8 @@ def resume_at(
 
     Groups that were being made, and with `strict` those that lost versions sampled, give their slots back and are due
     again (`readmit`), in ledger order and as slots allow: the checkpoint has fewer than there were at the crash.
-    With `makes_all_again` so is everything else that is not trained on: in a deterministic run, which groups are made
-    together decides the last bits of their log-probs, so that a step is made as a whole.
+    With `makes_all_again` so is everything else that is not trained on, and what was dropped since: in a deterministic
+    run, which groups are made together decides the last bits of their log-probs, so that a step is made as a whole.
     A use acknowledged by a later checkpoint (gone, or not chosen) is returned too: it is not in these weights.
     """
     uses.ack(who, consumed, checkpoint, step)
@@ -49,6 +49,8 @@ def resume_at(
     entries.ledger.recall_open(who)
     if strict or version < 0:  # without a surviving version there is none to count staleness from
         _drop_lost(db, entries, who, _NONE if makes_all_again else version)
+        if makes_all_again:
+            _recall_dropped(db, who, version)
     else:
         db.execute(
             "UPDATE entries SET oldest_version = min(oldest_version, ?1), newest_version = ?1 "
@@ -59,11 +61,23 @@ def resume_at(
 
 
 def _drop_lost(db: Database, entries: Entries, who: Incarnation, version: int) -> None:
-    """Drop what lost versions sampled; its groups are due again."""
+    """Drop what lost versions sampled; its groups are due again. What nobody sampled and took no slot stays."""
     rows = db.all(
         "SELECT seq FROM entries WHERE scope = ? AND newest_version > ? AND granted = 0 AND "
-        "state IN ('waiting', 'raw', 'shaping', 'ready')",
+        "state IN ('waiting', 'raw', 'shaping', 'ready') AND (admission IS NOT NULL OR newest_version >= 0)",
         (who.run, version),
     )
     for (seq,) in rows:
         entries.discard(who.run, seq, EntryState.DROPPED, Refund.LOST.value, Refund.LOST, is_due=True)
+
+
+def _recall_dropped(db: Database, who: Incarnation, version: int) -> None:
+    """What operators or the sampling dropped of groups that `version` or a later one sampled is due again too."""
+    db.execute(
+        "UPDATE admissions AS a SET is_due = 1 WHERE run = ?1 AND state = 'refunded' "
+        "AND reason IN ('dropped', 'invalid', 'too_small') AND seq IN "
+        "(SELECT ledger FROM entries WHERE scope = ?1 AND state = 'dropped' AND newest_version >= ?2) "
+        "AND NOT EXISTS (SELECT 1 FROM admissions b WHERE b.run = a.run AND b.taskset = a.taskset "
+        "AND b.task_key = a.task_key AND b.visit = a.visit AND b.round > a.round)",
+        (who.run, max(version, 0)),
+    )

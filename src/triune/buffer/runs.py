@@ -150,7 +150,7 @@ class Runs:
         """The trainer wants no more."""
         self.check(who)
         self.db.execute("UPDATE runs SET finished = ? WHERE run = ?", (reason, who.run))
-        self.db.touched |= {"slots", "versions", "runs", "entries"}
+        self.db.touched |= {"slots", "versions", "runs", "entries", "stock"}
 
     def has_ended(self, run: str) -> bool:
         """Whether no more groups will come."""

@@ -75,8 +75,10 @@ CREATE TABLE entries (
     deadline       REAL,                     -- when waiting or urgent: seconds since 1970
     created        REAL NOT NULL
 );
-CREATE INDEX entries_leasable ON entries (buffer, scope, class DESC, score DESC, ledger, seq)
-    WHERE state = 'ready' AND granted < max_uses;
+CREATE INDEX IF NOT EXISTS entries_new ON entries (buffer, scope, class DESC, score DESC, ledger, seq)
+    WHERE state = 'ready' AND granted = 0;
+CREATE INDEX IF NOT EXISTS entries_again ON entries (buffer, scope, class, oldest_version DESC, ledger, seq)
+    WHERE state = 'ready' AND granted > 0 AND granted < max_uses;
 CREATE INDEX entries_deadline ON entries (deadline) WHERE deadline IS NOT NULL;
 
 -- Blobs never change: revision 0 is the raw group, later ones are overlays of it or whole groups.
@@ -174,6 +176,9 @@ def prepare_schema(connection: sqlite3.Connection, where: str) -> None:
                     f"schema {SCHEMA_VERSION}",
                     "open it with the Triune that wrote it",
                 )
+            for statement in _statements():
+                if "CREATE INDEX IF NOT EXISTS" in statement:  # they came later, and change nothing stored
+                    connection.execute(statement)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
@@ -11,7 +12,7 @@ from triune.buffer.runs import Incarnation, Runs
 from triune.buffer.versions import Versions
 from triune.errors import FencedError, StoreError
 from triune.failpoints import failpoint
-from triune.ports import EntryState, Refund
+from triune.ports import EntryState, LeaseOrder, Refund
 
 
 class Grant(NamedTuple):
@@ -34,7 +35,11 @@ class Order(NamedTuple):
         min_version: Oldest version that may still be trained on.
         max_staleness: The same, counted in published steps on the surviving line; None = not asked.
         ahead: Only entries with at most this many groups admitted before them still open; None = any.
-        in_ledger_order: Take the earliest admitted instead of those with the highest score (deterministic runs).
+        by: Which of them go first.
+        step: Steps that are done; None = not known.
+        max_uses: How often what is granted may be used in all.
+        again: Only entries that were used before, instead of only new ones.
+        cooldown: With `again`: steps that must lie between two uses of one entry.
     """
 
     num: int
@@ -43,7 +48,11 @@ class Order(NamedTuple):
     min_version: int
     max_staleness: int | None
     ahead: int | None
-    in_ledger_order: bool
+    by: LeaseOrder = "priority"
+    step: int | None = None
+    max_uses: int = 1
+    again: bool = False
+    cooldown: int = 0
 
 
 class _Candidate(NamedTuple):
@@ -56,15 +65,28 @@ class _Candidate(NamedTuple):
     scope: str
     oldest: int
     max_uses: int
-    granted: int
+    reward: float | None
 
 
 _FAR = 1 << 62
-_COLUMNS = "class, score, ledger, seq, entry, revision, scope, oldest_version, max_uses, granted"
-_BY_SCORE = "ORDER BY class DESC, score DESC, ledger, seq LIMIT ?"
-_BY_LEDGER = "ORDER BY class DESC, ledger, seq LIMIT ?"
-_OPEN = "state = 'ready' AND granted < max_uses"
-_UNUSED = "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = ? AND u.state != 'returned') < max_uses"
+_COLUMNS = "class, score, ledger, seq, entry, revision, scope, oldest_version, max_uses, reward"
+_BY = {
+    "priority": "score DESC, ledger, seq",
+    "age": "ledger, seq",
+    "newest": "oldest_version DESC, ledger, seq",
+    "reward": "reward DESC, ledger, seq",
+}
+_USES = "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = :run AND u.state != 'returned')"
+_NEW = {True: "granted = 0", False: f"granted = 0 AND {_USES} = 0"}
+"""By whether an entry is this run's own: those of all runs count per consumer."""
+_AGAIN = {
+    True: "granted > 0 AND granted < max_uses",
+    False: f"granted = 0 AND max_uses > 1 AND {_USES} BETWEEN 1 AND max_uses - 1",
+}
+_RESTED = (
+    "NOT (oldest_version >= 0 AND oldest_version < :floor) AND NOT EXISTS (SELECT 1 FROM uses u "
+    "WHERE u.entry = e.seq AND u.consumer = :run AND u.state != 'returned' AND coalesce(u.step, :now) >= :rested)"
+)
 
 
 class Uses:
@@ -77,49 +99,60 @@ class Uses:
 
     # ---- granting
 
-    def lease(self, who: Incarnation, order: Order, is_final: bool) -> list[Grant] | None:
-        """Grant uses; None when fewer than asked are there and more may come (`is_final` False and no `end`)."""
+    def lease(self, who: Incarnation, order: Order, is_final: bool) -> tuple[list[Grant] | None, int]:
+        """Grant uses; None when fewer than asked are there and more may come (`is_final` False and no `end`).
+
+        With it comes how many over-stale entries were dropped on the way.
+        """
         self.runs.check(who)
         self.sweep(who)
-        chosen = self._choose(who, order)
+        floor = self._floor(who.run, order)
+        num_stale = 0 if order.again else self._drop_stale(who, order, floor)
+        chosen = self._candidates(who, order, floor)
         num_ordinary = sum(candidate.class_ == 0 for candidate in chosen)
-        if num_ordinary < order.num and not (is_final or self._is_all(who.run)):
-            return None
-        return self._grant(who, chosen)
+        if num_ordinary < order.num and not (is_final or order.again or self._is_all(who.run)):
+            return None, num_stale
+        return self._grant(who, chosen, order), num_stale
 
     def _is_all(self, run: str) -> bool:
         """Whether nothing more can come: the tasks ran out and no explorer is making a group, or the run is over."""
         return self.runs.is_finished(run) or (self.runs.has_ended(run) and self.entries.ledger.is_settled(run))
 
-    def _choose(self, who: Incarnation, order: Order) -> list[_Candidate]:
-        """The best candidates; over-stale ones on the way are dropped and refunded."""
-        floor = order.min_version
-        if order.max_staleness is not None:
-            floor = max(floor, self.versions.floor(who.run, order.max_staleness))
-        horizon = self._horizon(who.run, order.ahead)
-        while True:
-            found = self._candidates(who, order, horizon)
-            stale = [c for c in found if c.class_ == 0 and 0 <= c.oldest < floor]
-            if not stale:
-                break
-            for candidate in stale:
-                self.entries.discard(who.run, candidate.seq, EntryState.DROPPED, Refund.STALE.value, Refund.STALE)
-        return found
+    def _floor(self, run: str, order: Order) -> int:
+        """The oldest version that may still be trained on."""
+        if order.max_staleness is None:
+            return order.min_version
+        return max(order.min_version, self.versions.floor(run, order.max_staleness))
 
-    def _candidates(self, who: Incarnation, order: Order, horizon: int) -> list[_Candidate]:
+    def _drop_stale(self, who: Incarnation, order: Order, floor: int) -> int:
+        """Drop what is too old and was not trained on, wherever it stands in the order: it holds a slot in vain.
+
+        What is open to every run was sampled by versions of another one, which say nothing about age here.
+        """
+        if floor <= 0:
+            return 0
+        stale = self.db.all(
+            "SELECT seq FROM entries WHERE buffer = ? AND scope = ? AND class = 0 AND state = 'ready' "
+            "AND granted = 0 AND oldest_version >= 0 AND oldest_version < ?",
+            (order.buffer, who.run, floor),
+        )
+        for (seq,) in stale:
+            self.entries.discard(who.run, seq, EntryState.DROPPED, Refund.STALE.value, Refund.STALE)
+        return len(stale)
+
+    def _candidates(self, who: Incarnation, order: Order, floor: int) -> list[_Candidate]:
         """Up to `urgent` urgent entries, then up to `num` others, this run's own and those open to every run."""
         found: list[_Candidate] = []
-        select = (
-            f"SELECT {_COLUMNS} FROM entries e WHERE buffer = ? AND scope = ? AND class = ? AND {_OPEN} AND ledger < ?"
-        )
-        clause = _BY_LEDGER if order.in_ledger_order else _BY_SCORE
+        horizon, now = self._horizon(who.run, order.ahead), _FAR if order.step is None else order.step + 1
+        given = {
+            "buffer": order.buffer, "run": who.run, "floor": floor, "now": now, "rested": now - order.cooldown
+        }  # fmt: skip
         for class_, limit in ((1, order.urgent), (0, order.num)):
-            before = horizon if class_ == 0 else _FAR
-            own = self.db.all(f"{select} {clause}", (order.buffer, who.run, class_, before, limit))
-            free = self.db.all(f"{select} AND {_UNUSED} {clause}", (order.buffer, "", class_, before, who.run, limit))
+            given |= {"class": class_, "limit": limit, "before": horizon if class_ == 0 else _FAR}
+            own, free = (self.db.all(_select(order, is_own), given) for is_own in (True, False))
             merged = [_Candidate(*row) for row in (*own, *free)]
             if own and free:
-                merged.sort(key=_by_ledger if order.in_ledger_order else _by_score)
+                merged.sort(key=_SORT[order.by])
             found += merged[:limit]
         return found
 
@@ -131,24 +164,30 @@ class Uses:
         row = self.db.one(sql, (run, ahead))
         return row[0] if row else _FAR
 
-    def _grant(self, who: Incarnation, chosen: Sequence[_Candidate]) -> list[Grant]:
-        expires = self.db.now + self.runs.lease_s
+    def _grant(self, who: Incarnation, chosen: Sequence[_Candidate], order: Order) -> list[Grant]:
+        expires, step = self.db.now + self.runs.lease_s, None if order.step is None else order.step + 1
         grants, rows = [], []
         staleness = {oldest: self.versions.staleness(who.run, oldest) for oldest in {c.oldest for c in chosen}}
         for c in chosen:
             use_no = 1 if c.max_uses == 1 else self._next_use(c.seq, who.run)
             grants.append(Grant(c.seq, c.entry, c.revision, use_no, staleness[c.oldest]))
-            rows.append((c.seq, c.revision, who.run, use_no, who.owner, who.epoch, expires))
+            rows.append((c.seq, c.revision, who.run, use_no, step, who.owner, who.epoch, expires))
         self.db.execute_many(
-            "INSERT INTO uses(entry, revision, consumer, use_no, state, owner, epoch, expires) "
-            "VALUES (?, ?, ?, ?, 'leased', ?, ?, ?)",
+            "INSERT INTO uses(entry, revision, consumer, use_no, state, step, owner, epoch, expires) "
+            "VALUES (?, ?, ?, ?, 'leased', ?, ?, ?, ?)",
             rows,
         )
+        if order.max_uses > 1:
+            self.db.execute_many(
+                "UPDATE entries SET max_uses = max(max_uses, ?) WHERE seq = ?",
+                [(order.max_uses, c.seq) for c in chosen if not c.class_],
+            )
         self.db.execute_many(
             "UPDATE entries SET granted = granted + 1 WHERE seq = ?", [(c.seq,) for c in chosen if c.scope]
         )
         if rows:
             self.db.count(f"granted/{who.run}", len(rows))
+            self.db.touched.add("stock")
         return grants
 
     def _next_use(self, seq: int, consumer: str) -> int:
@@ -169,7 +208,7 @@ class Uses:
         settled = []
         for entry, use_no in uses:
             row = self.db.one(
-                "UPDATE uses SET state = 'acked', step = ?, checkpoint = ? "
+                "UPDATE uses SET state = 'acked', step = coalesce(step, ?), checkpoint = ? "
                 "WHERE entry = (SELECT seq FROM entries WHERE entry = ?) AND consumer = ? AND use_no = ? "
                 "AND state != 'returned' AND state = 'leased' AND owner = ? RETURNING entry",
                 (step, checkpoint, entry, who.run, use_no, who.owner),
@@ -203,7 +242,8 @@ class Uses:
             )
         chosen = active or rows[0]
         self.db.execute(
-            "UPDATE uses SET state = 'acked', step = ?, checkpoint = ? WHERE id = ?", (step, checkpoint, chosen[0])
+            "UPDATE uses SET state = 'acked', step = coalesce(step, ?), checkpoint = ? WHERE id = ?",
+            (step, checkpoint, chosen[0]),
         )
         if active is None:
             self.db.execute("UPDATE entries SET granted = granted + 1 WHERE seq = ? AND scope != ''", (seq,))
@@ -218,8 +258,11 @@ class Uses:
             (seq,),
         )
 
-    def give_back(self, who: Incarnation, uses: Sequence[tuple[str, int]] | None) -> int:
-        """Return leases untrained; with None all of this consumer. The number returned."""
+    def give_back(self, who: Incarnation, uses: Sequence[tuple[str, int]] | None, dropped_by: str = "") -> int:
+        """Return leases untrained; with None all of this consumer. The number returned.
+
+        `dropped_by`: entries of this run that have no other use are dropped for that reason, and give their slots back.
+        """
         self.runs.check(who)
         if uses is None:
             sql = "SELECT id, entry FROM uses WHERE consumer = ? AND state = 'leased'"
@@ -231,6 +274,10 @@ class Uses:
             )
             rows = [row for entry, use_no in uses for row in self.db.all(sql, (entry, who.run, use_no))]
         self.take_back(who, rows)
+        if dropped_by:
+            sql = "SELECT 1 FROM entries WHERE seq = ? AND scope = ? AND granted = 0 AND state = 'ready'"
+            for seq in [seq for _, seq in rows if self.db.one(sql, (seq, who.run))]:
+                self.entries.discard(who.run, seq, EntryState.DROPPED, dropped_by, Refund.DROPPED)
         return len(rows)
 
     def take_back(self, who: Incarnation, rows: Sequence[tuple[int, int]]) -> None:
@@ -246,7 +293,7 @@ class Uses:
             )
         if rows:
             self._settle(who, [seq for _, seq in rows])
-            self.db.touched.add("entries")
+            self.db.touched |= {"entries", "stock"}
 
     def _settle(self, who: Incarnation, entries: Sequence[int]) -> None:
         deferred = {row[0] for row in self.db.all("SELECT entry FROM amendments WHERE outcome = 'deferred'")}
@@ -267,9 +314,24 @@ class Uses:
         self.entries.expire()
 
 
-def _by_score(c: _Candidate) -> tuple[int, float, int, int]:
-    return (-c.class_, -c.score, c.ledger, c.seq)
+def _select(order: Order, is_own: bool) -> str:
+    """The query for this run's own entries, or for those that are open to every run."""
+    uses = f"{_AGAIN[is_own]} AND {_RESTED}" if order.again else _NEW[is_own]
+    scope = ":run" if is_own else "''"
+    return (
+        f"SELECT {_COLUMNS} FROM entries e WHERE buffer = :buffer AND scope = {scope} AND class = :class "
+        f"AND state = 'ready' AND {uses} AND ledger < :before ORDER BY {_BY[order.by]} LIMIT :limit"
+    )
 
 
-def _by_ledger(c: _Candidate) -> tuple[int, int, int]:
-    return (-c.class_, c.ledger, c.seq)
+def _age(c: _Candidate) -> tuple[int, int]:
+    return (c.ledger, c.seq)
+
+
+_SORT: dict[str, Callable[[_Candidate], Any]] = {
+    "priority": lambda c: (-c.score, *_age(c)),
+    "age": _age,
+    "newest": lambda c: (-c.oldest, *_age(c)),
+    "reward": lambda c: (math.inf if c.reward is None else -c.reward, *_age(c)),
+}
+"""The orders of `_BY`, for merging."""

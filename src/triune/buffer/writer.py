@@ -98,7 +98,7 @@ class Writer:
                 seen = self.db.foreign_version()
                 if seen != self._seen:
                     self._seen = seen
-                    self.wake({"entries", "slots", "versions", "runs", "control"})
+                    self.wake({"entries", "slots", "stock", "versions", "runs", "control"})
         except Exception:
             # A beat that fails (locked, disk full) is no news by itself: the next call of its owner meets the cause.
             return
