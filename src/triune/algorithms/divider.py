@@ -200,9 +200,9 @@ def divide_terms(terms: Sequence[Term], counts: Mapping[str, float]) -> tuple[Te
 
 
 def _probe(batch: MicroBatch) -> MicroBatch:
-    """The batch before the forward pass. NaN as log-probs: a mask that looks at them cannot come out the same later."""
+    """The batch before the forward pass. NaN as what it gives: a mask that looks at that cannot come out the same."""
     unknown = torch.full(batch.tokens.shape, torch.nan, device=batch.tokens.device)
-    return batch.with_logprobs(unknown, entropy=unknown)
+    return batch.with_logprobs(unknown, entropy=unknown).with_values(unknown)
 
 
 def _rollouts_in(batches: Sequence[MicroBatch]) -> int:

@@ -8,6 +8,7 @@ from triune.models.export import export_model
 from triune.models.load import load_model, max_positions, switch_off_dropout
 from triune.models.source import ModelSource, resolve_model
 from triune.models.state import canonical_state
+from triune.models.vocabulary import check_same_vocabulary
 
 __all__ = [
     "ChatTokenizer",
@@ -17,6 +18,7 @@ __all__ = [
     "ModelSource",
     "Prompt",
     "canonical_state",
+    "check_same_vocabulary",
     "default_device",
     "export_model",
     "has_fast_bfloat16",

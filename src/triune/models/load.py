@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("triune.models")
 
 
-def load_model(settings: ModelSettings, device: str | torch.device = "cpu", *, seed: int = 0) -> Any:
+def load_model(
+    settings: ModelSettings, device: str | torch.device = "cpu", *, seed: int = 0, where: str = "model"
+) -> Any:
     """Load what `settings` describes, ready to be trained.
 
     Log-probs of two passes over the same tokens must agree exactly, or ratios are not 1 on an unchanged policy; so
@@ -26,6 +28,7 @@ def load_model(settings: ModelSettings, device: str | torch.device = "cpu", *, s
         settings: The section `model` of a run file.
         device: Where the weights go.
         seed: Of the adapter's initial weights.
+        where: Dotted key of the settings, for messages.
 
     Returns:
         A Hugging Face causal LM, or a `PeftModel` around one.
@@ -36,7 +39,7 @@ def load_model(settings: ModelSettings, device: str | torch.device = "cpu", *, s
     import torch
     from transformers import AutoModelForCausalLM
 
-    source = resolve_model(settings.path)
+    source = resolve_model(settings.path, f"{where}.path")
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -44,16 +47,25 @@ def load_model(settings: ModelSettings, device: str | torch.device = "cpu", *, s
         )
     except (OSError, ValueError, KeyError) as error:
         text = str(error).strip().splitlines()[0]
-        raise ConfigError("model.path", f"{settings.path} does not load ({text})", "a causal language model") from error
+        found = f"{settings.path} does not load ({text})"
+        raise ConfigError(f"{where}.path", found, "a causal language model") from error
     model = model.to(device)
     if settings.lora is not None or source.adapter is not None:
         model = _add_adapter(model, source, settings.lora, seed)
     switch_off_dropout(model)
     model.eval()
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _checkpoint_activations(model)
         model.train()
     return model
+
+
+def _checkpoint_activations(model: Any) -> None:
+    """Under the newer of the two names that Transformers has had for it."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _add_adapter(model: Any, source: ModelSource, lora: LoraSettings | None, seed: int) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,13 @@ from torch import Tensor
 from triune.algorithms import Algorithm
 from triune.errors import ConfigError
 from triune.ports import Lane, Lease
+from triune.trainer.critic import Critic
+from triune.trainer.derived import DERIVED, with_derived
 from triune.trainer.layout import MAX_TREE, Micro, lay_out, plan_mini_batches
 from triune.trainer.policy import Policy
 from triune.trainer.rows import Rows, build_rows
 
-COMPUTED = frozenset({"old_logprobs", "ref_logprobs", "entropy", "behaviour_logprobs"})
+COMPUTED = frozenset({"old_logprobs", "ref_logprobs", "entropy", "behaviour_logprobs", "values", "returns"}) | DERIVED
 """Streams the trainer makes itself; others must be stored with the experience."""
 
 
@@ -37,16 +40,23 @@ class Batch:
         return [micro for mini in self.minis for micro in mini]
 
 
-def stored_streams(algorithm: Algorithm) -> tuple[str, ...]:
+def stored_streams(algorithm: Algorithm, *, has_teacher: bool = False) -> tuple[str, ...]:
     """Names of the streams that an algorithm reads from the experience.
 
+    Args:
+        algorithm: Names the bricks.
+        has_teacher: Whether there is a model to compute `teacher_logprobs` with.
+
     Raises:
-        ConfigError: It needs a critic, which this trainer has not.
+        ConfigError: It needs values and has no critic.
     """
-    if "values" in algorithm.needs:
-        raise ConfigError("algorithm", "needs values", "an algorithm without a critic", "choose grpo or reinforce")
+    if "values" in algorithm.needs and not algorithm.critic.makes_values:
+        found = "found none, and the advantage needs values"
+        raise ConfigError("algorithm.critic", found, "a critic", "write `critic: value_model`")
     # An advantage that is no operator is made by the trainer alone; others left their part with the experience.
     made = set() if callable(algorithm.advantage) else {"advantages"}
+    if has_teacher:
+        made |= {"teacher_logprobs"}
     return tuple(sorted(algorithm.needs - COMPUTED - made))
 
 
@@ -54,6 +64,7 @@ def build_batch(
     leases: Sequence[Lease],
     *,
     streams: Sequence[str],
+    derived: Sequence[str] = (),
     mini_batches: int,
     budget: int,
     seed: Sequence[int],
@@ -65,13 +76,14 @@ def build_batch(
     Args:
         leases: What the step consumes.
         streams: From `stored_streams`.
+        derived: From `derived_streams`.
         mini_batches: Updates per epoch.
         budget: Tokens of a micro-batch, padding included.
         seed: Of the deal.
         device: Where tensors go.
         widest: Columns of the widest tree; 0 = no trees.
     """
-    rows = build_rows(leases, streams)
+    rows = with_derived(build_rows(leases, streams), derived)
     minis = [
         lay_out(rows, numbers, budget, device=device, widest=widest)
         for numbers in plan_mini_batches(rows, mini_batches, seed)
@@ -79,41 +91,98 @@ def build_batch(
     return Batch(rows=rows, minis=minis)
 
 
-async def prepare(batch: Batch, policy: Policy, algorithm: Algorithm, lane: Lane, *, recomputes_old: bool) -> Batch:
-    """Add old and reference log-probs, then advantages that need the whole step.
+async def prepare(
+    batch: Batch,
+    policy: Policy,
+    algorithm: Algorithm,
+    lane: Lane,
+    *,
+    recomputes_old: bool,
+    critic: Critic | None = None,
+    teacher: Policy | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> Batch:
+    """Add what needs a forward pass, then what follows from it: a KL penalty in the reward, and batch advantages.
 
     Every micro-batch is a job of its own on the lane, so that decode steps run in between.
+
+    Args:
+        batch: As it was laid out.
+        policy: Gives old log-probs and, through its reference, those of the reference.
+        algorithm: Says which streams it needs.
+        lane: Where torch runs.
+        recomputes_old: Whether old log-probs are computed.
+        critic: Gives values.
+        teacher: Gives teacher log-probs.
+        state: Of the algorithm's bricks.
     """
-    needs_ref = "ref_logprobs" in algorithm.needs
-    minis = batch.minis
-    if recomputes_old or needs_ref:
-        minis = [
-            [await lane.run(_with_streams, micro, policy, recomputes_old, needs_ref) for micro in mini]
-            for mini in minis
-        ]
-    prepared = replace(batch, minis=minis)
-    if getattr(algorithm.advantage, "where", "pipeline") != "pipeline" and prepared.micros:
-        minis = await lane.run(_with_advantages, prepared, algorithm)
-        prepared = replace(prepared, minis=minis)
-    return prepared
+    scorer = _Scorer(
+        policy=policy,
+        is_old=recomputes_old,
+        is_reference="ref_logprobs" in algorithm.needs,
+        critic=critic,
+        teacher=teacher if "teacher_logprobs" in algorithm.needs else None,
+    )
+    if scorer.makes_any:
+        minis = [[await lane.run(scorer, micro) for micro in mini] for mini in batch.minis]
+        batch = replace(batch, minis=minis)
+    if batch.micros and is_kl_in_reward(algorithm):
+        batch = await lane.run(_with_penalty, batch, algorithm.kl, (state or {}).get("kl", {}))
+    if batch.micros and getattr(algorithm.advantage, "where", "pipeline") != "pipeline":
+        batch = await lane.run(_with_advantages, batch, algorithm)
+    return batch
 
 
-def _with_streams(micro: Micro, policy: Policy, recomputes_old: bool, needs_ref: bool) -> Micro:
-    made: dict[str, Tensor] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Scorer:
+    """Streams that are forward passes, all with the kernels and the temperature of the update."""
+
+    policy: Policy
+    is_old: bool
+    is_reference: bool
+    critic: Critic | None
+    teacher: Policy | None
+
+    @property
+    def makes_any(self) -> bool:
+        return self.is_old or self.is_reference or self.critic is not None or self.teacher is not None
+
+    def __call__(self, micro: Micro) -> Micro:
+        made: dict[str, Tensor] = {}
+        with torch.no_grad():
+            if self.is_old:
+                made["old_logprobs"] = self.policy.logprobs(micro)[0]
+            if self.is_reference:
+                with self.policy.reference() as reference:
+                    made["ref_logprobs"] = reference.logprobs(micro)[0]
+            if self.teacher is not None:
+                made["teacher_logprobs"] = self.teacher.logprobs(micro)[0]
+            if self.critic is not None:
+                made["values"] = self.critic.values(micro)
+        return micro.with_streams(**made)
+
+
+def is_kl_in_reward(algorithm: Algorithm) -> bool:
+    """Whether the KL brick takes its part from the reward at every token, not from the loss."""
+    return getattr(algorithm.kl, "place", "loss") == "reward"
+
+
+def _with_penalty(batch: Batch, kl: Any, state: Mapping[str, Any]) -> Batch:
+    """Take the KL brick's penalty from the reward at every token."""
+
+    def penalised(micro: Micro) -> Micro:
+        penalty = kl.token_penalty(micro.batch, state)
+        return micro.with_streams(token_rewards=micro.batch.streams["token_rewards"] - penalty)
+
     with torch.no_grad():
-        if recomputes_old:
-            made["old_logprobs"] = policy.logprobs(micro)[0]
-        if needs_ref:
-            with policy.reference() as reference:
-                made["ref_logprobs"] = reference.logprobs(micro)[0]
-    return micro.with_streams(**made)
+        return replace(batch, minis=[[penalised(micro) for micro in mini] for mini in batch.minis])
 
 
-def _with_advantages(batch: Batch, algorithm: Algorithm) -> list[list[Micro]]:
+def _with_advantages(batch: Batch, algorithm: Algorithm) -> Batch:
     with torch.no_grad():
         found = algorithm.batch_advantages(
             [micro.batch for micro in batch.micros], num_rollouts=batch.rows.num_rollouts
         )
     assert found is not None, "the caller looked at `where`"
     values = iter(found)
-    return [[micro.with_streams(**next(values)) for micro in mini] for mini in batch.minis]
+    return replace(batch, minis=[[micro.with_streams(**next(values)) for micro in mini] for mini in batch.minis])

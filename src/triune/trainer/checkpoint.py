@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8})")
 _WEIGHTS, _OPTIMISER, _STATE = "weights.safetensors", "optimiser.safetensors", "state.json"
-_PUBLISHED = "published.safetensors"
+_PUBLISHED, _CRITIC = "published.safetensors", "critic.safetensors"
 
 
 class TrainState(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +88,7 @@ class Checkpoints:
         weights: Mapping[str, Tensor],
         optimiser: Mapping[str, Tensor],
         published: Mapping[str, Tensor] | None = None,
+        critic: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint aside, flush it to disk, rename it, remove old ones.
 
@@ -98,6 +99,7 @@ class Checkpoints:
             weights: Of the trained parameters.
             optimiser: Its state.
             published: The newest version, where the weights have moved on since.
+            critic: Weights and optimiser state of the value model, where there is one.
 
         Raises:
             StoreError: The disk is full or the folder cannot be written; older checkpoints are untouched.
@@ -109,8 +111,9 @@ class Checkpoints:
             partial.mkdir(parents=True)
             sizes = {_WEIGHTS: _write_tensors(partial / _WEIGHTS, weights)}
             sizes[_OPTIMISER] = _write_tensors(partial / _OPTIMISER, optimiser)
-            if published:
-                sizes[_PUBLISHED] = _write_tensors(partial / _PUBLISHED, published)
+            for name, tensors in ((_PUBLISHED, published), (_CRITIC, critic)):
+                if tensors:
+                    sizes[name] = _write_tensors(partial / name, tensors)
             complete = msgspec.structs.replace(state, sizes=sizes)
             (partial / _STATE).write_bytes(msgspec.json.format(msgspec.json.encode(complete)))
             _fsync(partial / _STATE)
@@ -151,10 +154,11 @@ class Checkpoints:
 
     def load_published(self, path: Path | str) -> dict[str, Tensor]:
         """The version that explorers sampled from, where the checkpoint was made between two; else nothing."""
-        from safetensors.torch import load_file
+        return _load_optional(Path(path) / _PUBLISHED)
 
-        file = Path(path) / _PUBLISHED
-        return load_file(file) if file.exists() else {}
+    def load_critic(self, path: Path | str) -> dict[str, Tensor]:
+        """Weights and optimiser state of the value model; nothing where the run had none."""
+        return _load_optional(Path(path) / _CRITIC)
 
     def _is_complete(self, step: int) -> bool:
         state = _read_state(self.path(step))
@@ -187,6 +191,12 @@ def _read_state(folder: Path) -> TrainState | None:
 def _has_sizes(folder: Path, state: TrainState) -> bool:
     paths = {name: folder / name for name in (_WEIGHTS, _OPTIMISER, *state.sizes)}
     return all(path.is_file() and path.stat().st_size == state.sizes.get(name) for name, path in paths.items())
+
+
+def _load_optional(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(file) if file.exists() else {}
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:

@@ -17,6 +17,8 @@ from triune.ports import Buffer, Lane, Lease, Monitor, WeightChannel, WeightUpda
 from triune.trainer.batch import Batch, build_batch, prepare, stored_streams
 from triune.trainer.checkpoint import Checkpoints, TrainState
 from triune.trainer.config import TrainerSettings
+from triune.trainer.critic import Critic, copy_for_critic
+from triune.trainer.derived import derived_streams
 from triune.trainer.identity import RunIdentity
 from triune.trainer.optimiser import Optimiser
 from triune.trainer.policy import Policy
@@ -41,6 +43,8 @@ class Trainer:
         seed: Of the deal into mini-batches.
         identity: What a checkpoint must agree with.
         resume_from: Folder of a checkpoint to go on from; None starts at step 0.
+        critic_model: Model whose body the critic takes, where the algorithm has one; None = the policy's.
+        teacher: Frozen model that gives teacher log-probs; None = they are stored with the experience.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Trainer:
         seed: int = 0,
         identity: RunIdentity | None = None,
         resume_from: Path | str | None = None,
+        critic_model: Any = None,
+        teacher: Policy | None = None,
     ) -> None:
         self.settings, self.policy, self.algorithm = settings, policy, algorithm
         self.buffer, self.channel, self.lane = buffer, channel, lane
@@ -69,13 +75,14 @@ class Trainer:
         self.step = 0
         self.line: list[tuple[int, int]] = []
         self.exit_reason = ""
-        self._streams = stored_streams(algorithm)
+        self._streams, self._derived = stored_streams(algorithm, has_teacher=bool(teacher)), derived_streams(algorithm)
         self._recomputes_old = algorithm.recomputes_old(
             num_updates=settings.updates_per_step, max_staleness=max_staleness
         )
         self._budget = settings.tokens_per_micro_batch or policy.tokens_per_micro_batch
         self._optimiser = Optimiser(policy.trainable, settings)
-        self._updater = Updater(policy, algorithm, self._optimiser, settings, lane)
+        self.teacher, self.critic = teacher, self._build_critic(critic_model)
+        self._updater = Updater(policy, algorithm, self._optimiser, settings, lane, self.critic)
         self._consumed: list[tuple[str, int]] = []
         self._saved_step = -1
         self._newest: WeightUpdate | None = None
@@ -84,6 +91,14 @@ class Trainer:
         self._has_begun = False
         if "ref_logprobs" in algorithm.needs:
             policy.keep_reference()
+
+    def _build_critic(self, model: Any) -> Critic | None:
+        """Over the policy's initial weights, unless another model is given."""
+        brick = self.algorithm.critic
+        if not getattr(brick, "makes_values", False):
+            return None
+        model = copy_for_critic(self.policy.model) if model is None else model
+        return Critic(model, brick, self.settings, precision=self.settings.precision)
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -176,7 +191,14 @@ class Trainer:
             batch = await self.lane.run(self._lay_out, leases)
             if batch.minis:
                 batch = await prepare(
-                    batch, self.policy, self.algorithm, self.lane, recomputes_old=self._recomputes_old
+                    batch,
+                    self.policy,
+                    self.algorithm,
+                    self.lane,
+                    recomputes_old=self._recomputes_old,
+                    critic=self.critic,
+                    teacher=self.teacher,
+                    state=self._updater.bricks,
                 )
         with self.monitor.timed("trainer/update"):
             for epoch in range(self.settings.epochs):
@@ -192,6 +214,7 @@ class Trainer:
         return build_batch(
             leases,
             streams=self._streams,
+            derived=self._derived,
             mini_batches=self.settings.mini_batches,
             budget=self._budget,
             seed=(self.seed, self.step),
@@ -205,7 +228,7 @@ class Trainer:
 
     def _guard(self, leases: Sequence[Lease], batch: Batch, tally: Tally, metrics: dict[str, float]) -> None:
         """Count batches in a row that had nothing to train on, and end the run with an example of why."""
-        is_trainable = bool(batch.minis) and (tally.num_applied > 0 or not metrics.get("empty_terms", 0.0))
+        is_trainable = bool(batch.minis) and (tally.num_moved > 0 or not metrics.get("empty_terms", 0.0))
         self._untrainable = 0 if is_trainable else self._untrainable + 1
         if self._untrainable >= self.settings.max_untrainable_batches:
             raise TrainingError(
@@ -219,7 +242,11 @@ class Trainer:
         rows = batch.rows
         unknown = np.count_nonzero(np.isnan(rows.streams["behaviour_logprobs"]) & rows.action_mask)
         staleness = [lease.staleness for lease in leases]
+        of_critic = {}
+        if self.critic is not None:
+            of_critic["critic_learning_rate"] = self.critic.optimiser.learning_rate(self.step)
         return {
+            **of_critic,
             "learning_rate": self._optimiser.learning_rate(self.step),
             "staleness": sum(staleness) / len(staleness),
             "staleness_max": float(max(staleness)),
@@ -230,13 +257,17 @@ class Trainer:
             "num_invalid": float(rows.num_invalid),
             "num_updates": float(tally.num_applied),
             "bad_updates": float(tally.num_bad),
-            "skipped": float(tally.num_applied == 0),
+            "skipped": float(tally.num_moved == 0),
         }
 
     def _facts(self) -> dict[str, float]:
         """What holds for the whole run and explains its numbers."""
         medium = torch.get_float32_matmul_precision() == "medium"
+        of_critic = {}
+        if self.critic is not None:
+            of_critic["num_critic_parameters"] = float(sum(v.numel() for v in self.critic.trainable.values()))
         return {
+            **of_critic,
             "num_parameters": float(self.policy.num_parameters),
             "num_trained_parameters": float(sum(value.numel() for value in self.policy.trainable.values())),
             "float32_matmul_medium": float(medium),
@@ -249,17 +280,17 @@ class Trainer:
     async def save(self) -> Path:
         """Write a checkpoint, then acknowledge what it consumed."""
         with self.monitor.timed("trainer/save"):
-            state, weights, optimiser = await self.lane.run(self._capture)
+            state, weights, optimiser, critic = await self.lane.run(self._capture)
             is_between = self._newest is not None and self._newest.step != self.step
             published = await self.channel.fetch(self._newest) if self._newest and is_between else {}
             # Only disk is touched there, and nobody updates the weights while the trainer waits here.
-            path = await asyncio.to_thread(self.checkpoints.save, state, weights, optimiser, published)
+            path = await asyncio.to_thread(self.checkpoints.save, state, weights, optimiser, published, critic)
             await self.buffer.ack(state.consumed, checkpoint=path.name, step=self.step)
         self._consumed.clear()
         self._saved_step = self.step
         return path
 
-    def _capture(self) -> tuple[TrainState, dict[str, Any], dict[str, Any]]:
+    def _capture(self) -> tuple[TrainState, dict[str, Any], dict[str, Any], dict[str, Any]]:
         state = TrainState(
             step=self.step,
             updates=self._updater.updates,
@@ -272,12 +303,14 @@ class Trainer:
             config_hash=self.identity.config_hash,
             data_hash=self.identity.data_hash,
         )
-        return state, dict(self.policy.trainable), self._optimiser.state()
+        critic = {} if self.critic is None else self.critic.state()
+        return state, dict(self.policy.trainable), self._optimiser.state(), critic
 
     async def _resume(self, path: Path) -> None:
         state, weights, optimiser = await self.lane.run(self.checkpoints.load, path)
         self.identity.check(path, state)
-        await self.lane.run(self._restore, state, weights, optimiser)
+        critic = await self.lane.run(self.checkpoints.load_critic, path)
+        await self.lane.run(self._restore, state, weights, optimiser, critic)
         version = self.line[-1][0] if self.line else -1
         await self._reset_store(state.consumed, version=version, checkpoint=path.name)
         latest = await self.buffer.latest_version()
@@ -290,9 +323,13 @@ class Trainer:
         else:  # the settings changed, and with them what is published
             await self._publish()
 
-    def _restore(self, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any]) -> None:
+    def _restore(
+        self, state: TrainState, weights: dict[str, Any], optimiser: dict[str, Any], critic: dict[str, Any]
+    ) -> None:
         self.policy.load(weights)
         self._optimiser.load(optimiser)
+        if self.critic is not None:
+            self.critic.load(critic)
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state.rng), dtype=torch.uint8))
         self.step = self._saved_step = state.step
         self.line = list(state.line)
