@@ -16,10 +16,14 @@ class TrainerSettings(Settings):
     """Batches to consume; the run ends earlier when the data does."""
 
     tasks_per_step: int | None = Field(default=None, ge=1)
-    """Groups (a task with all its rollouts) in a batch. Give this or `sequences_per_step`; 16 when neither is given."""
+    """Groups (a task with all its rollouts) in a batch. Give the one unit that the algorithm consumes; 16 when none is
+    given."""
 
     sequences_per_step: int | None = Field(default=None, ge=1)
-    """Single sequences in a batch, for supervised training."""
+    """Rows (an answer, a labelled answer, a text) in a batch, for supervised training."""
+
+    pairs_per_step: int | None = Field(default=None, ge=1)
+    """Preference pairs in a batch, two sequences each."""
 
     epochs: int = Field(default=1, ge=1)
     """Passes over each batch; more than one is off-policy within the step."""
@@ -71,14 +75,16 @@ class TrainerSettings(Settings):
 
     @model_validator(mode="after")
     def _one_unit(self) -> TrainerSettings:
-        if self.tasks_per_step is not None and self.sequences_per_step is not None:
-            raise ValueError("give tasks_per_step or sequences_per_step, not both")
+        units = ("tasks_per_step", "sequences_per_step", "pairs_per_step")
+        given = [unit for unit in units if getattr(self, unit) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give {given[0]} or {given[1]}, not both")
         return self
 
     @property
     def entries_per_step(self) -> int:
         """Entries of the buffer that a step leases."""
-        return self.sequences_per_step or self.tasks_per_step or 16
+        return self.pairs_per_step or self.sequences_per_step or self.tasks_per_step or 16
 
     @property
     def updates_per_step(self) -> int:

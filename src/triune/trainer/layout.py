@@ -88,46 +88,53 @@ def _cut(widths: Sequence[int], budget: int) -> list[int]:
 
 
 def plan_mini_batches(rows: Rows, num: int, seed: Sequence[int]) -> list[np.ndarray]:
-    """Deal whole rollouts out to `num` mini-batches of nearly equal size, shuffled by `seed`.
+    """Deal whole rollouts, or pairs, out to `num` mini-batches of nearly equal size, shuffled by `seed`.
 
     Rows without a token to train on are left out: they cost time and change nothing.
 
     Returns:
-        Row numbers of each mini-batch; fewer than `num` when there are fewer rollouts.
+        Row numbers of each mini-batch, ascending; fewer than `num` when there are fewer rollouts.
     """
     trained = rows.ends > 0
     if num == 1:
         return [np.flatnonzero(trained)] if trained.any() else []
-    live = np.unique(rows.rollouts[trained])
+    live = np.unique(rows.bundles[trained])
     shuffled = np.random.default_rng(seed).permutation(live)
     parts = [part for part in np.array_split(shuffled, num) if part.size]
-    return [np.flatnonzero(trained & np.isin(rows.rollouts, part)) for part in parts]
+    return [np.flatnonzero(trained & np.isin(rows.bundles, part)) for part in parts]
 
 
 def plan_trees(rows: Rows, numbers: np.ndarray, widest: int) -> list[np.ndarray] | None:
-    """Gather rows that begin with the same tokens up to their first trained one.
+    """Gather rows that begin with the same tokens up to their first trained one; both halves of a pair in one tree.
 
     Returns:
-        Row numbers of each tree, or None when that would save less than `MIN_SAVED`, or a row is too long.
+        Row numbers of each tree, or None when that would save less than `MIN_SAVED`, a row or pair is too long, or the
+        halves of a pair begin differently.
     """
     lengths = rows.ends[numbers] - 1
     if not len(numbers) or lengths.max() > widest:
         return None
     tokens, starts, firsts = rows.tokens, rows.offsets[numbers].tolist(), rows.firsts[numbers].tolist()
-    found: dict[bytes, list[int]] = {}
-    for place, (start, first) in enumerate(zip(starts, firsts, strict=True)):
-        found.setdefault(tokens[start : start + first].tobytes(), []).append(place)
+    found: dict[bytes, list[range]] = {}
+    for place in range(0, len(starts), rows.unit_size):
+        unit = range(place, place + rows.unit_size)
+        beginnings = {tokens[starts[each] : starts[each] + firsts[each]].tobytes() for each in unit}
+        if len(beginnings) > 1:
+            return None
+        found.setdefault(beginnings.pop(), []).append(unit)
     trees: list[list[int]] = []
     total = 0
-    for places in found.values():
-        prefix, width = firsts[places[0]], 0
-        for place in places:
-            suffix = int(lengths[place]) - prefix
+    for units in found.values():
+        prefix, width = firsts[units[0][0]], 0
+        for unit in units:
+            suffix = sum(int(lengths[place]) - prefix for place in unit)
+            if prefix + suffix > widest:
+                return None
             if width == 0 or width + suffix > widest:
                 trees.append([])
                 total += prefix
                 width = prefix
-            trees[-1].append(place)
+            trees[-1] += unit
             width += suffix
             total += suffix
     if total > (1 - MIN_SAVED) * int(lengths.sum()):
@@ -152,9 +159,16 @@ def lay_out(
     """
     trees = plan_trees(rows, numbers, widest)
     if trees is None:
-        return [pad_rows(rows, numbers[part], device) for part in plan_micro_batches(rows.ends[numbers] - 1, budget)]
+        return [pad_rows(rows, part, device) for part in plan_rows(rows, numbers, budget)]
     widths = np.array([tree_width(rows, tree) for tree in trees])
     return [grow_trees(rows, [trees[n] for n in part], device) for part in plan_micro_batches(widths, budget)]
+
+
+def plan_rows(rows: Rows, numbers: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Row numbers of each micro-batch of padded rows; the halves of a pair are planned as one, twice as wide."""
+    units = numbers.reshape(-1, rows.unit_size)
+    widest = rows.ends[units].max(1) - 1
+    return [units[part].ravel() for part in plan_micro_batches(widest, max(budget // rows.unit_size, 1))]
 
 
 def tree_width(rows: Rows, tree: np.ndarray) -> int:
@@ -280,6 +294,10 @@ def _per_sequence(rows: Rows, numbers: np.ndarray, device: torch.device | str) -
         "sources": rows.sources[numbers],
         "temperature": firsts[numbers],
     }
+    if rows.weights is not None and rows.margins is not None:
+        pairs = numbers // 2
+        columns |= {"pairs": pairs, "chosen": numbers % 2 == 0}
+        columns |= {"weights": rows.weights[pairs], "margins": rows.margins[pairs]}
     return {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
 
 

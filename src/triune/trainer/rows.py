@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from triune.errors import TrainingError
 from triune.ports import Lease
-from triune.records import Experience, Source
+from triune.records import Experience, ExperienceId, GroupId, Pair, Record, RolloutId, Source, Text
 
 _SOURCES = {source: number for number, source in enumerate(Source)}
 
@@ -31,7 +31,11 @@ class Rows:
         num_rollouts: How many there are.
         rewards: float32[N], NaN where unknown.
         sources: int64[N], position in `Source`.
-        num_invalid: Sequences that were left out because their rollout or verifier failed.
+        num_invalid: Sequences that were left out because their rollout or verifier failed, or as halves of a pair of
+            which one half has nothing to train on.
+        weights: float32[N / 2], weight of each pair when the batch is of pairs, else None. Sequences 2p and 2p + 1 are
+            the chosen and the rejected half of pair p.
+        margins: float32[N / 2], likewise.
     """
 
     experiences: list[Experience]
@@ -45,6 +49,8 @@ class Rows:
     rewards: np.ndarray
     sources: np.ndarray
     num_invalid: int
+    weights: np.ndarray | None = None
+    margins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.experiences)
@@ -73,30 +79,43 @@ class Rows:
         return rows, flat - self.offsets[rows]
 
     @property
+    def unit_size(self) -> int:
+        """How many sequences in a row must stay together in one micro-batch: 2 in a batch of pairs, else 1."""
+        return 1 if self.weights is None else 2
+
+    @cached_property
+    def bundles(self) -> np.ndarray:
+        """int64[N]: sequences with one number must stay together in one mini-batch: those of a rollout, or a pair."""
+        return self.rollouts if self.weights is None else np.arange(len(self)) // 2
+
+    @property
     def num_actions(self) -> int:
         """Tokens to train on."""
         return int(np.count_nonzero(self.action_mask))
 
 
 def build_rows(leases: Sequence[Lease], streams: Sequence[str] = ()) -> Rows:
-    """Gather the valid experiences of a batch into columns.
+    """Gather the valid sequences of a batch into columns: experiences, both halves of pairs, texts.
 
     Args:
         leases: What the step consumes.
         streams: Names of stored streams that the algorithm needs.
 
     Raises:
-        TrainingError: An entry holds something else than experiences, a stream is missing or a temperature is 0.
+        TrainingError: The batch mixes pairs with other records, a stream is missing or a temperature is 0.
     """
-    every: list[Experience] = []
+    records = [(lease, number, record) for lease in leases for number, record in enumerate(lease.group.records)]
+    pairs = [record for _, _, record in records if isinstance(record, Pair)]
+    if pairs and len(pairs) < len(records):
+        odd = next(lease for lease, _, record in records if not isinstance(record, Pair))
+        raise TrainingError(odd.entry, "holds no pair, unlike others of its batch", "a buffer of one kind of record")
+    every = [row for lease, number, record in records for row in _sequences(record, lease.group.id, number)]
+    kept = [row for row in every if row.is_valid]
+    if pairs:
+        pairs = [pair for pair in pairs if _is_trainable(pair.chosen) and _is_trainable(pair.rejected)]
+        kept = [half for pair in pairs for half in (pair.chosen, pair.rejected)]
     rollouts: list[int] = []
     numbers: dict[Any, int] = {}
-    for lease in leases:
-        for record in lease.group.records:
-            if not isinstance(record, Experience):
-                raise TrainingError(lease.entry, f"holds a {type(record).__name__}", "experiences")
-            every.append(record)
-    kept = [row for row in every if row.is_valid]
     for row in kept:
         rollouts.append(numbers.setdefault(row.id.rollout, len(numbers)))
     lengths = np.fromiter((len(row.tokens) for row in kept), dtype=np.int64, count=len(kept))
@@ -118,14 +137,42 @@ def build_rows(leases: Sequence[Lease], streams: Sequence[str] = ()) -> Rows:
         rewards=np.array([np.nan if row.reward is None else row.reward for row in kept], dtype=np.float32),
         sources=np.array([_SOURCES[row.source] for row in kept], dtype=np.int64),
         num_invalid=len(every) - len(kept),
+        weights=np.array([pair.weight for pair in pairs], dtype=np.float32) if pairs else None,
+        margins=np.array([pair.margin for pair in pairs], dtype=np.float32) if pairs else None,
+    )
+
+
+def _sequences(record: Record, group: GroupId, number: int) -> Iterator[Experience]:
+    if isinstance(record, Pair):
+        yield from (record.chosen, record.rejected)
+    elif isinstance(record, Text):
+        yield _experience_of(record, group, number)
+    else:
+        yield record
+
+
+def _is_trainable(half: Experience) -> bool:
+    return half.is_valid and bool(half.action_mask[1:].any())
+
+
+def _experience_of(text: Text, group: GroupId, number: int) -> Experience:
+    """A text as a sequence of which every token but the first is trained."""
+    length = len(text.tokens)
+    return Experience(
+        id=ExperienceId(RolloutId(group, number)),
+        tokens=np.asarray(text.tokens, dtype=np.int32),
+        action_mask=np.ones(length, dtype=np.bool_),
+        logprobs=np.full(length, np.nan, dtype=np.float32),
+        versions=np.full(length, -1, dtype=np.int32),
+        source=Source.IMPORTED,
     )
 
 
 def describe(leases: Sequence[Lease]) -> str:
-    """One rollout of a batch that cannot be trained on, in words."""
+    """One sequence of a batch that cannot be trained on, in words."""
     for lease in leases:
-        for row in lease.group.records:
-            if isinstance(row, Experience):
+        for number, record in enumerate(lease.group.records):
+            for row in _sequences(record, lease.group.id, number):
                 said = str(row.messages[-1].get("content", ""))[-200:] if row.messages else "(no messages)"
                 return (
                     f"rollout {row.id.rollout} stopped with {row.stop.value!r}, is_valid={row.is_valid}, "

@@ -26,10 +26,10 @@ class KTO:
     through z. Far from z the gradient vanishes in both directions, so outliers and wrong labels hardly pull.
 
     The paper's z is beta x KL(policy || reference), estimated on answers to *other* prompts of the micro-batch, which
-    costs a second forward pass and depends on how the batch was cut. Here z is beta x max(0, m), m a running mean of the
-    log-ratio over the labelled answers of past updates (all ranks, each answer once). So m is *not* an estimate of that
-    KL: like the reward shift of BCO it says where the data's answers stand on average. It is 0 at the reference, as the
-    KL is, lags one update behind, and is saved with the checkpoint.
+    costs a second forward pass and depends on how the batch was cut. Here z is beta x max(0, m), m a running mean of
+    the log-ratio over the labelled answers of past updates (all ranks, each answer once). So m is *not* an estimate of
+    that KL: like the reward shift of BCO it says where the data's answers stand on average. It is 0 at the reference,
+    as the KL is, lags one update behind, and is saved with the checkpoint.
 
     Source: arXiv:2402.01306, eq. 8; mean reward as reference point: BCO, arXiv:2404.04656.
 
