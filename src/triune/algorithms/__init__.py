@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from triune.algorithms.algorithm import Algorithm
 from triune.algorithms.credit import credit
 from triune.algorithms.progress import Progress
+from triune.algorithms.shares import whole_shares
 from triune.algorithms.terms import Average, Constant, Term, averaged, check_average, metric
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "metric",
     "rollout_values",
     "sum_units",
+    "whole_shares",
 ]
 
 

@@ -162,7 +162,7 @@ class Trainer:
     async def _lease(self) -> list[Lease]:
         with self.monitor.waiting("trainer", "a full batch"), self.monitor.timed("trainer/lease"):
             return await self.algorithm.sampling(
-                self.buffer, self.settings.entries_per_step, max_staleness=self.max_staleness
+                self.buffer, self.settings.entries_per_step, step=self.step, max_staleness=self.max_staleness
             )
 
     async def _publish(self) -> WeightUpdate:
@@ -247,6 +247,7 @@ class Trainer:
             of_critic["critic_learning_rate"] = self.critic.optimiser.learning_rate(self.step)
         return {
             **of_critic,
+            **getattr(leases, "metrics", {}),
             "learning_rate": self._optimiser.learning_rate(self.step),
             "staleness": sum(staleness) / len(staleness),
             "staleness_max": float(max(staleness)),
