@@ -159,11 +159,19 @@ class Algorithm:
                 found = f"{name} {_name(self.brick(name))} needs advantages and `advantage: none` makes none"
                 raise ConfigError(f"{where}.advantage", found, "", "write `advantage: grpo`, or `policy_loss: sft`")
         if self.unit != "task" and getattr(self.advantage, "makes_advantages", True):
-            found = f"found {_name(self.advantage)}, and {_name(self.policy_loss)} learns from {self.reads}, not rewards"
+            found = (
+                f"found {_name(self.advantage)}, and {_name(self.policy_loss)} learns from {self.reads}, not rewards"
+            )
             raise ConfigError(f"{where}.advantage", found, "none", "write `advantage: none`, or another `policy_loss`")
-        if self.old_logprobs == "never" and "old_logprobs" in self.needs:
-            found = f"found 'never', but {_name(self.policy_loss)} needs them"
-            raise ConfigError(f"{where}.old_logprobs", found, "", "write `old_logprobs: auto`")
+        for name in ("advantage", *LOSS_BRICKS) if self.old_logprobs == "never" else ():
+            brick = self.brick(name)
+            if "old_logprobs" in getattr(brick, "needs", ()) or getattr(brick, "is_decoupled", False):
+                found = f"found 'never', but {name} {_name(brick)} needs them"
+                raise ConfigError(f"{where}.old_logprobs", found, "", "write `old_logprobs: auto`")
+        in_reward = getattr(self.kl, "place", "loss") == "reward"
+        if in_reward and not getattr(self.advantage, "takes_token_rewards", False):
+            found = f"found 'reward', but {_name(self.advantage)} takes no rewards of tokens"
+            raise ConfigError(f"{where}.kl.place", found, "", "write `place: loss`, or `advantage: reinforce_pp`")
         for name in ("advantage", *LOSS_BRICKS, "sampling"):
             check = getattr(self.brick(name), "check", None)
             if check is not None:

@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
-from triune.algorithms.kls._penalty import penalty, penalty_needs, reverse_kl
-from triune.algorithms.progress import Progress
-from triune.algorithms.terms import Term
+from triune.algorithms.kls._penalty import Penalty, reverse_kl
 from triune.registry import brick
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from triune.algorithms.micro_batch import MicroBatch
 
 
 @brick("kl")
 @dataclass(frozen=True, kw_only=True)
-class K1:
+class K1(Penalty):
     """Estimate KL(policy || reference) by log(p / ref): unbiased, of high variance, negative for single tokens.
 
     Its own derivative is 0 in expectation, so as a plain loss it would hold nothing: here the value is k1 and the
     gradient, on samples of the policy, is that of the reverse KL, per token and given the prefix. As everywhere when
-    KL stands in the loss, what a token does to the KL of later tokens is not credited.
+    KL stands in the loss, what a token does to the KL of later tokens is not credited; `place: reward` credits it, and
+    there k1 is the right estimate: its expected policy gradient is that of the reverse KL of whole answers.
 
     Source: Schulman 2020, "Approximating KL divergence"; gradients: arXiv:2506.09477.
-
-    Attributes:
-        coefficient: Weight of the term; the metric `kl` shows the plain estimate.
-        on_flat_groups: Whether tokens without advantage (a group whose rewards are all equal) are held near the
-            reference too.
     """
 
-    coefficient: Annotated[float, Field(ge=0)] = 0.001
-    on_flat_groups: bool = True
+    surrogate: ClassVar[str] = "k2"
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Reference log-probs, and advantages where they tell which groups are flat."""
-        return penalty_needs(self.on_flat_groups)
-
-    def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
-        """Yield `kl`."""
-        log_ratio = batch.logprobs - batch.ref_logprobs
-        value = reverse_kl(log_ratio, log_ratio)
-        return penalty(batch, value, self.coefficient, self.on_flat_groups)
+    def estimate(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        """log(p / ref), descending the reverse KL."""
+        log_ratio = logprobs - batch.ref_logprobs
+        return reverse_kl(log_ratio, log_ratio)
