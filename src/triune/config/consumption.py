@@ -14,12 +14,8 @@ UNITS = ("tasks_per_step", "sequences_per_step", "pairs_per_step")
 
 
 def wanted_unit(algorithm: Any) -> str:
-    """The unit an algorithm consumes: groups of tasks when it needs advantages, else single sequences or pairs."""
-    unit = getattr(algorithm, "unit", None)
-    if unit is not None:
-        return f"{unit}s_per_step"
-    needs = getattr(algorithm, "needs", frozenset({"advantages"}))
-    return "tasks_per_step" if "advantages" in needs else "sequences_per_step"
+    """The key of section `trainer` that counts what an algorithm consumes: groups of tasks, sequences or pairs."""
+    return f"{algorithm.unit}s_per_step"
 
 
 class Consumption(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,55 +1,36 @@
-"""Turns rows with answers into experience, without sampling: what supervised fine-tuning trains on."""
+"""Turns rows into experience without sampling: what imitation and preference learning train on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from triune.errors import TaskError
-from triune.models import ChatTokenizer
+from triune.explorer.row_reader import RowReader
 from triune.ports import AdmissionRule, Buffer, Monitor, TaskStream
-from triune.records import Experience, ExperienceId, Group, GroupId, RolloutId, Source, Task, Turn
+from triune.records import Experience, Group, GroupId, Task
 
 BUNDLE = 64
 """Rows that are admitted and stored at the same time, so that they share a transaction."""
 
 
 class Demonstrations:
-    """Stands in the explorer's place when the algorithm imitates.
-
-    A row holds `messages` whose last one is the assistant's, or a question and an answer. Only the tokens of the last
-    answer are trained on, with the end token that the template writes after it; earlier assistant turns are context.
+    """Stands in the explorer's place when the algorithm learns from what rows hold.
 
     Args:
         tasks: Rows in training order.
         buffer: Where the experience goes, one entry a row.
-        tokenizer: Chat template and stop tokens of the model.
+        reader: Makes records of a row.
         rule: How far ahead of the trainer rows are prepared.
         monitor: For waiting lines.
-        prompt_of: Chat messages put to the model, for rows without `messages`: the workflow's own, so that what is
-            imitated is what is asked later.
-        answer_key: Field with the answer.
-        max_tokens: Longer sequences are refused, never cut.
     """
 
     def __init__(
-        self,
-        *,
-        tasks: TaskStream,
-        buffer: Buffer,
-        tokenizer: ChatTokenizer,
-        rule: AdmissionRule,
-        monitor: Monitor,
-        prompt_of: Callable[[Task], list[Any]],
-        answer_key: str = "answer",
-        max_tokens: int = 1 << 20,
+        self, *, tasks: TaskStream, buffer: Buffer, reader: RowReader, rule: AdmissionRule, monitor: Monitor
     ) -> None:
-        self._tasks, self._buffer, self._tokenizer = tasks, buffer, tokenizer
-        self._rule, self._monitor, self._max_tokens = rule, monitor, max_tokens
-        self._prompt_of, self._answer = prompt_of, answer_key
+        self._tasks, self._buffer, self.reader = tasks, buffer, reader
+        self._rule, self._monitor = rule, monitor
 
     async def run(self) -> None:
         """Store rows until they run out or the trainer wants no more.
@@ -93,62 +74,24 @@ class Demonstrations:
         return group, task
 
     async def _store(self, rows: Sequence[tuple[GroupId, Task]]) -> None:
-        made = [Group(id=group, task=task, records=(self.experience(group, task),)) for group, task in rows]
+        made = [Group(id=group, task=task, records=self.reader(group, task)) for group, task in rows]
         await asyncio.gather(*(self._buffer.put(group, group) for group in made))
 
     def experience(self, group: GroupId, task: Task) -> Experience:
-        """The row as one experience.
+        """A row with an answer as one experience.
 
         Raises:
             TaskError: The row has no answer, or the template does not show it after the prompt.
         """
-        messages = self._messages(group, task)
-        prompt = self._tokenizer.prompt(messages[:-1])
-        rendered = self._tokenizer.render(messages, generate=False)
-        if not rendered.startswith(prompt.text):
-            raise TaskError(
-                str(group), "the chat template changes the prompt when an answer follows", "an appended answer"
-            )
-        answer = self._tokenizer.encode(rendered[len(prompt.text) :])
-        ends = np.flatnonzero(np.isin(answer, self._tokenizer.stop_ids))
-        if len(ends):
-            answer = answer[: ends[0] + 1]
-        start, length = len(prompt.ids), len(prompt.ids) + len(answer)
-        if length > self._max_tokens:
-            raise TaskError(
-                str(group),
-                f"{length} tokens",
-                f"at most {self._max_tokens}",
-                "shorten or filter such rows; nothing is cut",
-            )
-        mask = np.zeros(length, dtype=np.bool_)
-        mask[start:] = True
-        return Experience(
-            id=ExperienceId(RolloutId(group, 0)),
-            tokens=np.concatenate([prompt.ids, answer]).astype(np.int32),
-            action_mask=mask,
-            logprobs=np.full(length, np.nan, dtype=np.float32),
-            versions=np.full(length, -1, dtype=np.int32),
-            turns=(Turn(start=start, stop=length),),
-            reward=0.0,
-            source=Source.EXPERT,
-            messages=messages,
-        )
+        return self.reader.answer(group, task)
 
-    def _messages(self, group: GroupId, task: Task) -> list[Mapping[str, Any]]:
-        messages = task.data.get("messages")
-        if messages is None:
-            answer = task.data.get(self._answer)
-            if answer is None:
-                raise TaskError(
-                    str(group),
-                    f"the row has no {self._answer!r} (it has {', '.join(task.data)})",
-                    "`messages`, or a question and an answer",
-                    f"map it: `fields: {{{self._answer}: …}}`",
-                )
-            return [*self._prompt_of(task), {"role": "assistant", "content": str(answer)}]
-        if not messages or messages[-1].get("role") != "assistant":
-            raise TaskError(
-                str(group), "`messages` do not end with the assistant's", "the answer to imitate as the last one"
-            )
-        return list(messages)
+
+class Stored:
+    """Stands in the explorer's place when a run trains on what its buffer held before."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    async def run(self) -> None:
+        """Say that nothing more will come, so that the last batch may be a short one."""
+        await self._buffer.end("all experience was there before the run")

@@ -9,7 +9,7 @@ from typing import Any
 
 from triune.config import check_same_run, save_resolved
 from triune.errors import ConfigError
-from triune.launcher.explorer_side import is_imitation
+from triune.launcher.explorer_side import feeds_itself
 from triune.launcher.folder import RunFolder, Start
 from triune.launcher.request import Request
 from triune.launcher.roles import interruptible
@@ -54,7 +54,7 @@ def _open_folder(request: Request) -> RunFolder:
 def _check_channel(request: Request) -> None:
     """Two processes cannot share weights or rows in memory."""
     config = request.config
-    if request.roles == ("explorer", "trainer") or (request.roles == ("trainer",) and is_imitation(config.algorithm)):
+    if request.roles == ("explorer", "trainer") or (request.roles == ("trainer",) and feeds_itself(config)):
         return
     for key, brick, instead in (
         ("sync.channel", config.sync.channel, "files"),

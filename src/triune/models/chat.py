@@ -101,6 +101,12 @@ class ChatTokenizer:
             return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
         return np.array(self.hf(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
+    def plain_text(self, text: str) -> TokensT:
+        """int32[T]: plain text with the special tokens that the tokenizer gives it by itself, and an end token."""
+        ids = list(self.hf(text)["input_ids"])
+        end = self.stop_ids[0] if self.hf.eos_token_id is None else int(self.hf.eos_token_id)
+        return np.array(ids if ids[-1:] == [end] else [*ids, end], dtype=np.int32)
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Prompt:
         """Render and encode a conversation up to where the model speaks; cached per distinct conversation."""
         key = msgspec.msgpack.encode((messages, tools) if tools else messages)

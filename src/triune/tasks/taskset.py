@@ -76,6 +76,17 @@ class Taskset(ABC):
             TaskError: Missing, empty or malformed.
         """
 
+    def known_fields(self) -> frozenset[str] | None:
+        """Names that a row's fields have after mapping, read from its first row; None where that is not cheap to know.
+
+        Raises nothing: what is missing or malformed is an error when the rows are opened.
+        """
+        first = self._first_fields()
+        return None if first is None else first - frozenset(self.fields.values()) | self.fields.keys()
+
+    def _first_fields(self) -> frozenset[str] | None:
+        return None
+
 
 class OpenTaskset:
     """An opened task set: makes tasks of its rows, and finds them again by key.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triune.algorithms import Algorithm
-from triune.errors import ConfigError
+from triune.errors import ConfigError, TrainingError
 from triune.ports import Lane, Lease
 from triune.trainer.critic import Critic
 from triune.trainer.derived import DERIVED, with_derived
@@ -115,7 +115,13 @@ async def prepare(
         critic: Gives values.
         teacher: Gives teacher log-probs.
         state: Of the algorithm's bricks.
+
+    Raises:
+        TrainingError: The batch holds pairs and the algorithm compares none, or the other way round.
     """
+    if (batch.rows.unit_size == 2) != (algorithm.unit == "pair"):
+        found = "pairs" if batch.rows.unit_size == 2 else "single sequences"
+        raise TrainingError("batch", f"found {found}", f"what the algorithm reads: {algorithm.reads}", "lease others")
     scorer = _Scorer(
         policy=policy,
         is_old=recomputes_old,

@@ -46,6 +46,9 @@ class Arithmetic(Taskset):
         """Nothing is read; rows are made when asked for."""
         return ArithmeticRows(self, seed if self.seed is None else mix(self.seed))
 
+    def _first_fields(self) -> frozenset[str]:
+        return frozenset({"question", "answer", "expression"})
+
 
 class ArithmeticRows:
     """Generated rows."""

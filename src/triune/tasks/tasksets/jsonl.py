@@ -36,6 +36,14 @@ class Jsonl(Taskset):
         """Read and check all lines; raises TaskError."""
         return JsonlRows(find_files(self.path, f"{where}.path"), self.fields)
 
+    def _first_fields(self) -> frozenset[str] | None:
+        try:
+            with find_files(self.path, "")[0].open("rb") as file:
+                line = next((line for line in file if line.strip()), b"")
+            return frozenset(_decoder.decode(line))
+        except (OSError, TaskError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
 
 class JsonlRows:
     """Checked lines."""

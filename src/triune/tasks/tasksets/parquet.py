@@ -35,3 +35,13 @@ class Parquet(Taskset):
         except (pyarrow.ArrowException, OSError) as error:
             raise TaskError(f"{where}.path", f"{self.path} ({error})", "Parquet files with one schema") from error
         return ArrowRows(table, self.path, self.fields.get("id", "id"), hash_files(paths))
+
+    def _first_fields(self) -> frozenset[str] | None:
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            names = frozenset(parquet.read_schema(find_files(self.path, "")[0]).names)
+        except (pyarrow.ArrowException, OSError, TaskError):
+            return None
+        return names if self.columns is None else names & frozenset(self.columns)

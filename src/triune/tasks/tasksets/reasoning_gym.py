@@ -62,6 +62,9 @@ class ReasoningGym(Taskset):
             raise ConfigError(f"{where}.options", found, "fields of that generator's configuration") from error
         return ReasoningGymRows(recipe)
 
+    def _first_fields(self) -> frozenset[str]:
+        return frozenset({"question", "answer", "metadata", "recipe"})
+
 
 class ReasoningGymRows:
     """Generated rows, a few at a time: some generators need milliseconds for one."""
