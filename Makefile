@@ -105,6 +105,9 @@ bench-trl: dev .venv-trl/.made  ## the same GRPO workload through TRL, in an env
 bench-async: env  ## synchronous to fully asynchronous, against the closed form
 	$(BIN)/python -m benchmarks.bench_async
 
+bench-zoo: dev  ## whether every algorithm of the zoo learns, with three seeds (half an hour)
+	$(BIN)/python -m benchmarks.bench_zoo
+
 example-smollm: dev  ## train SmolLM2-135M-Instruct with LoRA and with full weights
 	$(BIN)/python -m benchmarks.smollm
 	$(BIN)/triune run examples/smollm_lora.yaml --restart
@@ -117,4 +120,4 @@ clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
 .PHONY: help env dev quickstart test test-all slow crash smollm lint types floors format nano docs \
-	bench-overhead bench-engine bench-train bench-trl bench-async example-smollm gpu-check clean
+	bench-overhead bench-engine bench-train bench-trl bench-async bench-zoo example-smollm gpu-check clean
