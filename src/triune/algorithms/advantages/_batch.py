@@ -87,6 +87,8 @@ def whitened(
     deviation = (all_sum(torch.stack([nothing[0], *squares]).sum(0, keepdim=True)) / count.clamp(min=1e-12)).sqrt()
     if float(deviation) <= 1e-12 * abs(float(mean)):  # all equal, but for the rounding of their mean
         return [torch.zeros_like(value, dtype=torch.float32) for value in known]
+    if abs(float(mean)) <= 1e-6 * float(deviation):  # the mean of centred values, rounded: leave their zeros alone
+        mean = torch.zeros_like(mean)
     scaled = [(value - mean) / (deviation + epsilon) for value in known]
     return [value.where(mask, 0.0).float() for value, mask in zip(scaled, masks, strict=True)]
 

@@ -37,7 +37,7 @@ class GDPOAdvantage:
     Attributes:
         weights: Weight per reward part; parts not named are left out. Empty = all parts, each with weight 1.
         whiten: Whether the sum is whitened over the rollouts of the batch, so that its size does not grow with the
-            number of parts. Flat groups are then moved by the batch's mean, which is 0 but for rounding.
+            number of parts. Its mean is 0 already, so groups without spread stay at 0.
         std: `sample` divides the squares by G - 1, `population` by G.
         epsilon: Added to every deviation.
     """
