@@ -133,6 +133,34 @@ def _imitation(config: RunConfig) -> Iterator[ConfigError]:
         )  # fmt: skip
 
 
+def _sampling(config: RunConfig) -> Iterator[ConfigError]:
+    """A share of a step that rounds to zero; answers that nobody takes, or that nobody gives; a choice by the clock."""
+    sampling, expert = config.algorithm.sampling, config.expert
+    try:
+        check = getattr(sampling, "check_step", None)
+        if check is not None:
+            check("algorithm.sampling", config.trainer.entries_per_step)
+    except ConfigError as error:
+        yield error
+    buffers = getattr(sampling, "buffers", None)
+    if expert is not None and (config.algorithm.reads != "groups" or (buffers and "expert" not in buffers)):
+        name = _brick_name(config.algorithm)
+        yield ConfigError(
+            "expert", f"found {len(expert.sets)} task sets, and {name} takes nothing from the buffer `expert`",
+            "an algorithm that mixes answers in", "write `algorithm: mix`, or leave `expert` out",
+        )  # fmt: skip
+    if expert is None and buffers and "expert" in buffers and "main" in buffers:
+        yield ConfigError(
+            "expert", f"found none, and {_brick_name(config.algorithm)} takes answers from the buffer `expert`",
+            "rows with answers", "write e.g. `expert: {use: jsonl, path: answers.jsonl}`",
+        )  # fmt: skip
+    if config.deterministic and getattr(sampling, "is_timed", False):
+        yield ConfigError(
+            "algorithm.sampling", f"found {_brick_name(sampling)} with `deterministic: true`: what there is to choose "
+            "from depends on the clock", "fifo, or another that takes entries in order", "write `sampling: fifo`",
+        )  # fmt: skip
+
+
 def _measured_checkpoints(config: RunConfig) -> Iterator[ConfigError]:
     """Checkpoints that are removed before the run ends would silently be missing from its evaluation."""
     trainer = config.trainer
@@ -230,6 +258,7 @@ CHECKS: tuple[Check, ...] = (
     _batch_unit,
     _mini_batches,
     _imitation,
+    _sampling,
     _measured_checkpoints,
     _deterministic,
     _lengths,

@@ -16,7 +16,7 @@ from triune.models.config import EndpointSettings, ModelSettings
 from triune.monitor.config import MonitorSettings
 from triune.settings import BrickOf, Settings
 from triune.sync.config import SyncSettings
-from triune.tasks.config import TasksSettings
+from triune.tasks.config import ExpertSettings, TasksSettings
 from triune.trainer.config import TrainerSettings
 
 MAY_CHANGE = (
@@ -65,6 +65,9 @@ class RunConfig(Settings):
 
     tasks: TasksSettings
     """What to learn: one task set or several."""
+
+    expert: ExpertSettings | None = None
+    """Answers to imitate beside what is sampled, in the form of `tasks`, for algorithms that mix them in (`mix`)."""
 
     eval: EvalSettings = EvalSettings()
     """Held-out tasks and when to measure on them."""

@@ -58,6 +58,9 @@ class ExplorerSettings(Settings):
     quarantine_after: Annotated[int, Field(ge=1)] = 3
     """Failed groups of one task in a row after which the task is not tried again in this run."""
 
+    max_dropped: Annotated[int, Field(ge=1)] = 1024
+    """Groups in a row that operators may drop (`drop_flat_groups`) before the run ends: nothing would be trained on."""
+
     runner: Literal["auto", "inline", "process"] = "auto"
     """Where workflows run: `process` = in processes that can be killed; `auto` = ours inline, other code there."""
 

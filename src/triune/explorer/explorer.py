@@ -60,6 +60,7 @@ class Explorer:
             to be a `WaveGate`, style `drain` and `max_staleness` 0.
         give_up_after: Groups in a row without anything valid, or dropped by an operator that fails, after which the
             run ends; so many dropped in a row by operators that work are worth a warning.
+        max_dropped: Groups in a row dropped by operators that work, after which the run ends too.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Explorer:
         evaluator: Evaluator | None = None,
         deterministic: bool = False,
         give_up_after: int = 64,
+        max_dropped: int = 1024,
     ) -> None:
         self._tasks, self._buffer, self._scheduler = tasks, buffer, scheduler
         self._engine, self._channel, self._apply = engine, channel, apply
@@ -86,6 +88,7 @@ class Explorer:
         self._style, self._max_stale_retries = style, max_stale_retries
         self._evaluator, self._deterministic = evaluator, deterministic
         self._give_up_after, self._num_barren, self._num_dropped = give_up_after, 0, 0
+        self._max_dropped = max_dropped
         self._served: WeightUpdate | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Event()
@@ -307,7 +310,7 @@ class Explorer:
             self._count_barren(group, shaped.error)
         else:
             self._num_barren = 0
-            self._count_dropped(shaped.dropped_by)
+            self._count_dropped(group, shaped.dropped_by)
 
     def _report(self, group: GroupId, outcome: GroupOutcome) -> None:
         """Say what failed, each thing once."""
@@ -329,9 +332,17 @@ class Explorer:
                 "mend the workflow, reward or operator, or lower explorer.min_group",
             )
 
-    def _count_dropped(self, by: str) -> None:
-        """Say when an operator that works lets nothing through: the trainer waits as long as it does not."""
+    def _count_dropped(self, group: GroupId, by: str) -> None:
+        """Say when an operator that works lets nothing through, and end the run when it never does."""
         self._num_dropped = self._num_dropped + 1 if by else 0
+        if self._num_dropped >= self._max_dropped:
+            raise WorkflowError(
+                str(group),
+                f"{self._num_dropped} groups in a row were dropped, the last by {by}: nothing is left to train on",
+                "groups that pass the pipeline, now and then",
+                "train on tasks that are solved sometimes, or with a larger algorithm.group_size; "
+                "explorer.max_dropped says how long to go on",
+            )
         if self._num_dropped and self._num_dropped % self._give_up_after == 0:
             log.warning("%d groups in a row were dropped, the last by %s: nothing to train on", self._num_dropped, by)
 

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from triune.algorithms import Algorithm
+from triune.buffer import StoredBuffer
+from triune.buffer.entries import MAIN
 from triune.config import RunConfig
 from triune.errors import ConfigError, EngineError
 from triune.evaluation import Evaluation
 from triune.explorer import Explorer, Scheduler, WaveGate
-from triune.explorer.demonstrations import Demonstrations
+from triune.explorer.demonstrations import Demonstrations, Stored
+from triune.explorer.expert_answers import EXPERT, ExpertAnswers
+from triune.explorer.row_reader import RowReader
 from triune.explorer.runners import RunnerPool
 from triune.launcher.tasks import Tasks, workflow_finder
 from triune.models import ChatTokenizer, max_positions
 from triune.monitor import RunMonitor
 from triune.pipelines import Pipeline
 from triune.ports import AdmissionRule, Buffer, Engine, Lane, Rollouts, WeightChannel, WeightUpdate
-from triune.records import Task
+from triune.records import GroupId, Task
 
 AHEAD_STEPS = 4
 """Steps for which demonstrations are prepared ahead: they have no version that could become stale."""
 
 
 def is_imitation(algorithm: Algorithm) -> bool:
-    """Whether an algorithm learns from answers that are there, so that nothing is sampled."""
-    return "advantages" not in algorithm.needs
+    """Whether an algorithm learns from what rows of the task sets hold, so that nothing is sampled."""
+    return algorithm.unit != "task"
+
+
+def is_stored(config: RunConfig) -> bool:
+    """Whether a run trains only on buffers that were filled before, so that nobody puts anything."""
+    return MAIN not in getattr(config.algorithm.sampling, "buffers", (MAIN,))
+
+
+def feeds_itself(config: RunConfig) -> bool:
+    """Whether a trainer alone has all that it trains on."""
+    return is_imitation(config.algorithm) or is_stored(config)
+
+
+def filled_buffers(config: RunConfig) -> set[str]:
+    """Buffers that are put to while the run lasts."""
+    return {MAIN} if config.expert is None else {MAIN, EXPERT}
 
 
 def groups_per_step(config: RunConfig) -> int:
@@ -41,9 +61,8 @@ def admission_rule(config: RunConfig) -> AdmissionRule:
     fresh = per_step * getattr(config.algorithm.sampling, "fresh_ratio", 1.0)
     steps = config.trainer.steps
     staleness = AHEAD_STEPS if is_imitation(config.algorithm) else config.sync.max_staleness
-    return AdmissionRule(
-        max_staleness=staleness, fresh=fresh * config.sync.every, limit=None if steps is None else round(fresh * steps)
-    )
+    limit = None if steps is None else math.ceil(fresh * steps - 1e-9)
+    return AdmissionRule(max_staleness=staleness, fresh=fresh * config.sync.every, limit=limit)
 
 
 def build_pipeline(config: RunConfig) -> Pipeline:
@@ -89,18 +108,20 @@ class ExplorerSide:
     """What explores, and what must be closed afterwards.
 
     Attributes:
-        loop: Explores, or turns demonstrations into experience.
-        follower: Measures versions beside demonstrations; an `Explorer` does that itself.
+        loop: Explores, turns rows into experience, or says that all experience is there.
+        follower: Measures versions beside the last two; an `Explorer` does that itself.
+        answers: Puts the expert's answers beside what is sampled; None = there are none.
         schedulers: Of training, and of a second engine for evaluation.
         engines: Likewise.
         evaluation: None when nothing is measured.
     """
 
-    loop: Explorer | Demonstrations
+    loop: Explorer | Demonstrations | Stored
     follower: Coroutine[Any, Any, None] | None
     schedulers: list[Scheduler]
     engines: list[Engine]
     evaluation: Evaluation | None
+    answers: ExpertAnswers | None = None
 
     async def close(self) -> None:
         """Wait for nothing; end runner processes and free the engines."""
@@ -145,7 +166,7 @@ def build_explorer_side(
     *,
     tasks: Tasks,
     tokenizer: ChatTokenizer,
-    buffer: Buffer,
+    buffer: StoredBuffer,
     channel: WeightChannel,
     lane: Lane,
     monitor: RunMonitor,
@@ -155,9 +176,13 @@ def build_explorer_side(
     """Wire everything between a task and the buffer."""
     rule = admission_rule(config)
     measures = bool(config.eval.every) and config.eval.during != "checkpoint"
-    if is_imitation(config.algorithm) and not measures:
-        loop = _demonstrations(config, tasks, tokenizer, buffer, rule, monitor)
-        return ExplorerSide(loop=loop, follower=None, schedulers=[], engines=[], evaluation=None)
+    offline = None
+    if is_stored(config):
+        offline = Stored(buffer)
+    elif is_imitation(config.algorithm):
+        offline = _demonstrations(config, tasks, tokenizer, buffer, rule, monitor)
+    if offline is not None and not measures:
+        return ExplorerSide(loop=offline, follower=None, schedulers=[], engines=[], evaluation=None)
     engine = build_engine(config, tokenizer, lane)
     scheduler = build_scheduler(config, engine, tokenizer, tasks)
     schedulers, engines, evaluation = [scheduler], [engine], None
@@ -174,11 +199,12 @@ def build_explorer_side(
 
             more = {"serve": serve}
         evaluation = build_evaluation(config, tasks, rollouts, monitor, folder, start_step=start_step, **more)
-    if is_imitation(config.algorithm):
+    if offline is not None:
         assert evaluation is not None, "without one, this point is not reached"
-        loop = _demonstrations(config, tasks, tokenizer, buffer, rule, monitor)
         follower = measure_versions(buffer, channel, engine, evaluation)
-        return ExplorerSide(loop=loop, follower=follower, schedulers=schedulers, engines=engines, evaluation=evaluation)
+        return ExplorerSide(
+            loop=offline, follower=follower, schedulers=schedulers, engines=engines, evaluation=evaluation
+        )
     loop = Explorer(
         tasks=tasks.stream,
         buffer=buffer,
@@ -193,8 +219,16 @@ def build_explorer_side(
         max_stale_retries=config.sync.max_stale_retries,
         evaluator=evaluation,
         deterministic=config.deterministic,
+        max_dropped=config.explorer.max_dropped,
     )
-    return ExplorerSide(loop=loop, follower=None, schedulers=schedulers, engines=engines, evaluation=evaluation)
+    return ExplorerSide(
+        loop=loop,
+        follower=None,
+        schedulers=schedulers,
+        engines=engines,
+        evaluation=evaluation,
+        answers=_expert_answers(config, tasks, tokenizer, buffer),
+    )
 
 
 async def measure_versions(buffer: Buffer, channel: WeightChannel, engine: Engine, evaluation: Evaluation) -> None:
@@ -233,15 +267,46 @@ def question_of(tasks: Tasks, task: Task) -> list[dict[str, Any]]:
     return workflow.messages(task)
 
 
+def _expert_answers(
+    config: RunConfig, tasks: Tasks, tokenizer: ChatTokenizer, buffer: StoredBuffer
+) -> ExpertAnswers | None:
+    if tasks.expert is None:
+        return None
+    return ExpertAnswers(
+        run=config.name,
+        tasks=tasks.expert,
+        stock=buffer,
+        reader=row_reader(config, tasks, tokenizer, reads="answers"),
+        ahead=2 * groups_per_step(config),
+    )
+
+
 def _demonstrations(
     config: RunConfig, tasks: Tasks, tokenizer: ChatTokenizer, buffer: Buffer, rule: AdmissionRule, monitor: RunMonitor
 ) -> Demonstrations:
-    return Demonstrations(
-        tasks=tasks.stream,
-        buffer=buffer,
+    reader = row_reader(config, tasks, tokenizer)
+    return Demonstrations(tasks=tasks.stream, buffer=buffer, reader=reader, rule=rule, monitor=monitor)
+
+
+def row_reader(config: RunConfig, tasks: Tasks, tokenizer: ChatTokenizer, *, reads: str = "") -> RowReader:
+    """What makes records of rows that hold answers, by default those that the algorithm reads."""
+    positions = max_positions(config.model) or 1 << 20
+    return RowReader(
         tokenizer=tokenizer,
-        rule=rule,
-        monitor=monitor,
         prompt_of=lambda task: question_of(tasks, task),
-        max_tokens=max_positions(config.model) or 1 << 20,
+        reads=reads or config.algorithm.reads,
+        max_tokens=min(getattr(config.algorithm, "max_tokens", None) or positions, positions),
     )
+
+
+def check_rows(config: RunConfig, tasks: Tasks, tokenizer: ChatTokenizer) -> None:
+    """Read every set's first row, so that a run that cannot work ends before it begins.
+
+    Raises:
+        TaskError: It lacks what the algorithm reads.
+        ConfigError: Its workflow has no question to put before an answer.
+    """
+    read = row_reader(config, tasks, tokenizer)
+    for taskset in tasks.training:
+        first = taskset.tasks([0])[0]
+        read(GroupId(config.name, taskset.name, first.key, 0), first)

@@ -16,7 +16,10 @@ from triune.launcher.explorer_side import (
     ExplorerSide,
     build_explorer_side,
     build_pipeline,
-    is_imitation,
+    check_rows,
+    feeds_itself,
+    filled_buffers,
+    is_stored,
     load_tokenizer,
     with_engine_dtype,
 )
@@ -63,8 +66,8 @@ class Session:
 
     @property
     def explores(self) -> bool:
-        """Whether this process makes experience; a trainer that imitates prepares its own rows."""
-        return "explorer" in self.request.roles or is_imitation(self.config.algorithm)
+        """Whether this process makes experience, or says that it is there; a trainer that samples nothing does it."""
+        return "explorer" in self.request.roles or feeds_itself(self.config)
 
     def stop(self, reason: str) -> bool:
         """Ask for an orderly end at the next step boundary; False when nothing here can."""
@@ -82,14 +85,16 @@ class Session:
         config = self.config
         await self.lane.run(set_threads, 1.0 if len(self.request.roles) > 1 else 0.5)
         self.tasks = open_tasks(config, workflow=self.request.workflow, reward=self.request.reward)
-        if not is_imitation(config.algorithm):
+        if not feeds_itself(config):
             check_workflows(self.tasks)
         self.tokenizer = load_tokenizer(config, resolve_model(config.model.path).location)
+        if feeds_itself(config) and not is_stored(config):
+            check_rows(config, self.tasks, self.tokenizer)
         if not self.trains:
             return await self._run_beside()
         buffer = self.buffer = self._open_store()
         compared = "" if self.request.allow_changes else config_hash(config)
-        epoch = await buffer.open_run(config.name, config_hash=compared, data_hash=self.tasks.stream.data_hash)
+        epoch = await buffer.open_run(config.name, config_hash=compared, data_hash=self.tasks.data_hash)
         self.trainer = await build_trainer_side(
             config,
             tasks=self.tasks,
@@ -192,7 +197,13 @@ class Session:
 
     def _open_store(self) -> StoredBuffer:
         config = self.config
-        return open_buffer(config.buffer, self.folder, reshape=self._reshape(), deterministic=config.deterministic)
+        return open_buffer(
+            config.buffer,
+            self.folder,
+            reshape=self._reshape(),
+            deterministic=config.deterministic,
+            filled=filled_buffers(config),
+        )
 
     def _resumed_step(self, epoch: int) -> int | None:
         """Step of the checkpoint the run goes on from; 0 when it ended before it had one, None when it is new."""
@@ -211,6 +222,8 @@ class Session:
         roles: dict[str, Coroutine[Any, Any, None]] = {} if beside is None else {"the trainer's process": beside}
         if self.explorer is not None:
             roles["explorer"] = self.explorer.loop.run()
+            if self.explorer.answers is not None:
+                roles["expert answers"] = self.explorer.answers.run()
             if self.explorer.follower is not None:
                 roles["evaluation"] = self.explorer.follower
         if self.trainer is not None:

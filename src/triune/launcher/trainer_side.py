@@ -88,7 +88,7 @@ async def build_trainer_side(
         identity=RunIdentity(
             epoch=epoch,
             config_hash=config_hash(config),
-            data_hash=tasks.stream.data_hash,
+            data_hash=tasks.data_hash,
             allow_changes=allow_changes,
         ),
         resume_from=checkpoints.latest(),

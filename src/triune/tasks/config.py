@@ -59,6 +59,21 @@ class TasksSettings(Settings):
         return chosen
 
 
+class ExpertSettings(TasksSettings):
+    """Answers to imitate beside what is sampled: task sets whose rows hold an `answer`, or `messages` ending with one.
+
+    They go to the buffer `expert`, row after row and again and again, from which an algorithm like `mix` takes its
+    share of every step. A set that names no workflow puts its questions as the set that is trained on does.
+    """
+
+    @model_validator(mode="after")
+    def check_epochs(self) -> ExpertSettings:
+        """The run's steps say how many answers are read."""
+        if self.epochs is not None:
+            raise ValueError("`epochs` has no meaning here: answers are read as long as the run lasts; remove it")
+        return self
+
+
 def open_tasksets(
     settings: TasksSettings, *, seed: int, default: str = "train", where: str = "tasks"
 ) -> list[OpenTaskset]:

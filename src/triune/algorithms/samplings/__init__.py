@@ -13,7 +13,8 @@ Beside its fields a strategy says
 
 * `fresh_ratio`: the share of `num` that newly sampled groups make up, over the steps. Admission lets so many in
   (`(version + max_staleness + 1) x fresh`); a strategy that leases more waits for ever.
-* `buffers`: names of the buffers it leases from, default `("main",)`.
+* `buffers`: names of the buffers it leases from. `main` holds what is sampled for the run, `expert` the answers that
+  the section `expert` of the run file names; others were filled before.
 * `is_timed`: whether its choice depends on what has arrived when it is asked; refused with `deterministic: true`.
 * `check(where)`, `check_step(where, num)`: raise ConfigError for fields that do not fit each other, or the step's size.
 """

@@ -26,6 +26,7 @@ class Bounded:
 
     versions: Annotated[int, Field(ge=0)] = 1
     fresh_ratio: ClassVar[float] = 1.0
+    buffers: ClassVar[tuple[str, ...]] = ("main",)
 
     async def __call__(
         self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None

@@ -20,6 +20,7 @@ class Freshest:
     """
 
     fresh_ratio: ClassVar[float] = 1.0
+    buffers: ClassVar[tuple[str, ...]] = ("main",)
     is_timed: ClassVar[bool] = True
 
     async def __call__(

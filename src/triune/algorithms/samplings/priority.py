@@ -25,6 +25,7 @@ class Priority:
 
     by: Literal["priority", "reward"] = "priority"
     fresh_ratio: ClassVar[float] = 1.0
+    buffers: ClassVar[tuple[str, ...]] = ("main",)
     is_timed: ClassVar[bool] = True
 
     async def __call__(

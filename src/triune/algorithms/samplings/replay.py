@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,7 @@ class Replay:
     cooldown: Annotated[int, Field(ge=0)] = 0
     max_age: Annotated[int, Field(ge=1)] | None = None
     order: Literal["newest", "reward", "priority"] = "newest"
+    buffers: ClassVar[tuple[str, ...]] = ("main",)
 
     @property
     def fresh_ratio(self) -> float:
