@@ -33,6 +33,55 @@ def _algorithm(config: RunConfig) -> Iterator[ConfigError]:
         yield error
 
 
+def _critic(config: RunConfig) -> Iterator[ConfigError]:
+    """A critic is there exactly when something reads its values."""
+    algorithm, steps = config.algorithm, config.trainer.steps
+    critic, is_read = algorithm.critic, "values" in algorithm.needs
+    if is_read and not critic.makes_values:
+        yield ConfigError(
+            "algorithm.critic", f"found {_brick_name(critic)}, and advantage {_brick_name(algorithm.advantage)} needs "
+            "values", "a critic", "write `critic: value_model`, or `advantage: grpo`",
+        )  # fmt: skip
+    if critic.makes_values and not is_read:
+        yield ConfigError(
+            "algorithm.critic", f"found {_brick_name(critic)}, and nothing reads its values", "none",
+            "write `critic: none`, or `advantage: gae`",
+        )  # fmt: skip
+    warmup = getattr(critic, "warmup_steps", 0)
+    if warmup and warmup >= steps:
+        yield ConfigError(
+            "algorithm.critic.warmup_steps", f"found {warmup} with `trainer.steps: {steps}`: the policy would never be "
+            "updated", f"fewer than {steps}", "lower it, or raise trainer.steps",
+        )  # fmt: skip
+
+
+def _teacher(config: RunConfig) -> Iterator[ConfigError]:
+    """Distillation without a teacher; a teacher that nobody asks."""
+    teacher, is_read = config.teacher, "teacher_logprobs" in config.algorithm.needs
+    if is_read and teacher is None:
+        is_made = any("teacher_logprobs" in getattr(operator, "makes", ()) for operator in config.pipeline)
+        if not is_made and getattr(config.algorithm.sampling, "fresh_ratio", 1.0) > 0:
+            yield ConfigError(
+                "teacher", f"found none, and {_brick_name(config.algorithm)} needs teacher_logprobs, which answers "
+                "that are sampled now do not have", "a model to distil from", "write `teacher: {path: …}`",
+            )  # fmt: skip
+    if teacher is None:
+        return
+    if not is_read:
+        yield ConfigError(
+            "teacher", f"found {teacher.path}, and {_brick_name(config.algorithm)} asks no teacher", "none",
+            "leave it out, or write `algorithm: on_policy_distill`",
+        )  # fmt: skip
+    for key in ("lora", "gradient_checkpointing", "chat_template"):
+        if getattr(teacher, key):
+            yield ConfigError(
+                f"teacher.{key}",
+                f"found {getattr(teacher, key)!r}",
+                "",
+                "leave it out: it is not trained and writes nothing",
+            )
+
+
 def _pipeline(config: RunConfig) -> Iterator[ConfigError]:
     """Fields of one operator that do not fit each other."""
     for number, operator in enumerate(config.pipeline):
@@ -252,6 +301,8 @@ def _extras(config: RunConfig) -> Iterator[ConfigError]:
 
 CHECKS: tuple[Check, ...] = (
     _algorithm,
+    _critic,
+    _teacher,
     _pipeline,
     _truncation,
     _groups,

@@ -60,8 +60,12 @@ class RunConfig(Settings):
     model: ModelSettings = ModelSettings()
     """The policy."""
 
+    teacher: ModelSettings | None = None
+    """A frozen model beside the policy, with the same vocabulary, whose log-probs of the sampled tokens distillation
+    learns from. Only `path`, `dtype` and `trust_remote_code` count."""
+
     models: dict[str, EndpointSettings] = Field(default_factory=dict)
-    """Other models by name (judges, teachers), behind OpenAI-compatible endpoints."""
+    """Other models by name (judges), behind OpenAI-compatible endpoints."""
 
     tasks: TasksSettings
     """What to learn: one task set or several."""

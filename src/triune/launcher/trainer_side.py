@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triune.config import RunConfig, config_hash
 from triune.launcher.tasks import Tasks
-from triune.models import default_device, load_model
+from triune.models import check_same_vocabulary, default_device, load_model
 from triune.monitor import RunMonitor
 from triune.ports import Buffer, Lane, WeightChannel
 from triune.trainer import Checkpoints
@@ -46,6 +46,35 @@ def load_policy(config: RunConfig) -> Policy:
     disable_progress_bar()  # a bar per shard would break the console's lines
     model = load_model(config.model, default_device(), seed=config.seed)
     return Policy(model, precision=config.trainer.precision, float32_matmul=config.trainer.float32_matmul)
+
+
+def load_teacher(config: RunConfig) -> Policy | None:
+    """The frozen model whose log-probs the algorithm reads; call it on the lane.
+
+    Raises:
+        ConfigError: It does not load, or means other tokens by the policy's ids.
+    """
+    from triune.trainer import Policy
+
+    if config.teacher is None:
+        return None
+    check_same_vocabulary(config.model, config.teacher, "teacher")
+    model = load_model(config.teacher, default_device(), where="teacher").requires_grad_(False)
+    return Policy(model, precision=config.trainer.precision, float32_matmul=config.trainer.float32_matmul)
+
+
+def load_critic_model(config: RunConfig) -> Any:
+    """The model whose body the critic takes, or None when it is the policy's; call it on the lane.
+
+    Raises:
+        ConfigError: It does not load, or means other tokens by the policy's ids.
+    """
+    path = getattr(config.algorithm.critic, "path", None)
+    if path is None:
+        return None
+    settings = config.model.model_copy(update={"path": path})
+    check_same_vocabulary(config.model, settings, "algorithm.critic")
+    return load_model(settings, default_device(), seed=config.seed, where="algorithm.critic")
 
 
 def published_dtype(config: RunConfig, policy: Policy) -> str:
@@ -92,5 +121,7 @@ async def build_trainer_side(
             allow_changes=allow_changes,
         ),
         resume_from=checkpoints.latest(),
+        critic_model=await lane.run(load_critic_model, config),
+        teacher=await lane.run(load_teacher, config),
     )
     return TrainerSide(loop=loop, policy=policy, channel=channel)
