@@ -44,11 +44,14 @@ class Rollout:
         """A fresh recorder for the current attempt; what earlier attempts said is not carried on."""
         run = self.run
         name = f"{run.name}/{self.member}.{self.attempt}"
-        return Session(RolloutId(run.id, self.member, self.attempt), run.shared, name)
+        return Session(RolloutId(run.id, self.member, self.attempt), run.shared_by(self.member), name)
 
 
 class GroupRun:
-    """All members of a group. `done` is set when the last one ended."""
+    """All members of a group. `done` is set when the last one ended.
+
+    `greedy` is what the last member's sessions share instead, where that member is to answer greedily.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,11 @@ class GroupRun:
         self.training = True
         self.refund: Refund | None = None
         self.scores: Any = None
+        self.greedy: Shared | None = None
+
+    def shared_by(self, member: int) -> Shared:
+        """What a member's sessions share; the last one's sampling is greedy in a group that has `greedy`."""
+        return self.shared if self.greedy is None or member < self.num - 1 else self.greedy
 
     def note_failure(self, rollout: Rollout, failure: Failure) -> None:
         """Count a failed attempt and keep what it died of."""

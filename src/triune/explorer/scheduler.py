@@ -65,6 +65,7 @@ class Scheduler:
         settings: The section `explorer`.
         seed: Of the run.
         runners: Processes for user code; None = everything runs inline.
+        greedy_member: Whether a training group's last member answers greedily: a baseline that no sample influenced.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Scheduler:
         settings: ExplorerSettings,
         seed: int = 0,
         runners: Runners | None = None,
+        greedy_member: bool = False,
     ) -> None:
+        self._greedy_member = greedy_member
         self._engine, self._tokenizer, self._workflows = engine, tokenizer, workflows
         self._settings, self._seed, self._runners = settings, seed, runners
         self._gate: Any = engine if hasattr(engine, "enter") else None
@@ -114,6 +117,10 @@ class Scheduler:
         )
         run = GroupRun(group, task, num, bound, shared, name, loop.create_future())
         run.training = training
+        if training and self._greedy_member:
+            run.greedy = msgspec.structs.replace(
+                shared, sampling=msgspec.structs.replace(shared.sampling, temperature=0.0)
+            )
         if bound.scorer is not None and bound.scorer.per_group:
             if num > self._settings.max_rollouts:
                 raise ConfigError(

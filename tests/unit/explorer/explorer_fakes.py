@@ -64,8 +64,9 @@ def tokenizer(kind: str = "append_only") -> ChatTokenizer:
 
 
 def make_scheduler(
-    workflow, say="7<|im_end|>", reward=None, *, kind="append_only", runners=None, engine=None, **settings
-):
+    workflow, say="7<|im_end|>", reward=None, *, kind="append_only", runners=None, engine=None, greedy_member=False,
+    **settings,
+):  # fmt: skip
     """A scheduler whose engine says `say` (text, or a function of request and prompt text) to everything."""
     chosen = tokenizer(kind)
     engine = engine or Talker(chosen, say if callable(say) else lambda request, text: say)
@@ -73,8 +74,9 @@ def make_scheduler(
     defaults = {"engine": engine, "runner": "inline", "max_tokens": 256, "rollout_timeout_s": 10.0, "grace_s": 0.05}
     options = ExplorerSettings(**{**defaults, **settings})
     return Scheduler(
-        engine=engine, tokenizer=chosen, workflows=lambda task: bound, settings=options, seed=1, runners=runners
-    )
+        engine=engine, tokenizer=chosen, workflows=lambda task: bound, settings=options, seed=1, runners=runners,
+        greedy_member=greedy_member,
+    )  # fmt: skip
 
 
 def group_id(key: str = "k", visit: int = 0) -> GroupId:

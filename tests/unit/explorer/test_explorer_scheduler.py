@@ -77,6 +77,14 @@ def test_case_34_a_verifier_that_fails_makes_the_rollout_invalid_and_leaves_the_
     assert outcome.refund is None
 
 
+def test_a_greedy_member_answers_at_temperature_0_in_training_groups_only():
+    scheduler = make_scheduler(returns(1.0), greedy_member=True, temperature=0.7)
+    temperatures = [row.temperature for row in run_group(scheduler, 3).group.experiences]
+    assert temperatures == pytest.approx([0.7, 0.7, 0.0])
+    outcome = asyncio.run(scheduler.run(group_id(), task(), num=3, training=False))
+    assert [row.temperature for row in outcome.group.experiences] == pytest.approx([0.7] * 3)
+
+
 def test_an_invalid_reward_struct_is_not_zero():
     outcome = run_group(make_scheduler(returns(Reward(total=0.0, is_valid=False)), min_group=1), 1)
     assert outcome.group.experiences[0].reward is None

@@ -19,9 +19,9 @@ class ReMaxAdvantage:
     """Credit each rollout with its reward minus what the policy's greedy answer to the same task earned.
 
     The greedy answer does not depend on what was sampled, so the expected gradient is exactly the policy gradient, and
-    a group of one sampled rollout suffices. It comes from a member of the group whose temperature is 0, which is then
-    left out (greedy tokens have no log-prob to train), or from a metric that the workflow or the reward gave the
-    rollout. Where there is neither, the group is refused: any other number would be another method.
+    a group of one sampled rollout suffices. The explorer adds one greedy member to every group (temperature 0), which is
+    left out of the batch: greedy tokens have no log-prob to train. In groups from elsewhere the baseline may stand in a
+    metric of the rollouts; where there is neither, the group is refused: any other number would be another method.
 
     Source: ReMax, arXiv:2310.10505.
 
@@ -31,6 +31,7 @@ class ReMaxAdvantage:
 
     metric: str = "greedy_reward"
     where: ClassVar[str] = "pipeline"
+    greedy_member: ClassVar[bool] = True
 
     def __call__(self, group: Group) -> Group:
         """Subtract the greedy reward.
