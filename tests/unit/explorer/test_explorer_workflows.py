@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pytest
 from explorer_fakes import make_scheduler, run_group
@@ -137,6 +138,19 @@ def test_an_environment_is_played_and_each_turn_keeps_its_reward():
     assert row.reward == pytest.approx(0.9)
     assert [(t.reward, t.state_key) for t in row.turns] == [(-0.1, "start"), (1.0, "1")]
     assert row.stop is Stop.DONE
+
+
+class Unnamed(Corridor):
+    """The same, without names for its states."""
+
+    async def step(self, action):
+        return msgspec.structs.replace(await super().step(action), state_key=None)
+
+
+def test_turns_of_an_environment_that_names_no_states_have_no_key():
+    workflow = MultiTurn(environment=f"{__name__}:Unnamed", fields={"length": 2})
+    (row,) = run_group(make_scheduler(workflow, "right" + END), 1).group.experiences
+    assert [turn.state_key for turn in row.turns] == [None, None]
 
 
 def test_case_60_an_episode_that_runs_out_of_turns_says_so():

@@ -14,7 +14,7 @@ from triune.registry import brick, brick_field
 @brick("algorithm")
 @dataclass(frozen=True, kw_only=True)
 class MaxRL(Algorithm):
-    """Climbs the log of the success rate instead of the rate: a task solved once in a hundred weighs a hundred
+    """Climb the log of the success rate instead of the rate: a task solved once in a hundred weighs a hundred
     times as much per success. For pass or fail rewards on hard tasks, and where several tries count (pass@k).
     Larger groups come nearer to the likelihood.
 
