@@ -148,6 +148,31 @@ def check(file: RunFile, overrides: Overrides = None, as_json: AsJson = False) -
 
 
 @app.command()
+def selfcheck(
+    file: RunFile,
+    overrides: Overrides = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this check; may be given several times.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: `<runs_dir>/<name>.selfcheck.json`.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove on the file's own model, template, engine, workflow and reward that what a run would compute is right.
+
+    Makes a few groups of real rollouts and single training steps on them, in about a minute, and says of every check
+    what it found and, where something is wrong, the cause and what to do. Nothing of the run is touched. Ends with exit
+    code 1 when a check failed.
+
+    **Examples**
+
+    `triune selfcheck my.yaml`
+
+    `triune selfcheck my.yaml explorer.temperature=0.7 --only logprobs --only first_update`
+    """
+    from triune.cli.selfchecking import selfcheck as prove
+
+    prove(file, overrides, only or [], out, as_json)
+
+
+@app.command()
 def ls(
     kind: Annotated[str | None, typer.Argument(help="Kind of brick, for example `algorithms` or `operators`.")] = None,
     plugin: Annotated[list[str] | None, typer.Option(help="Plug-in file to load first.")] = None,
