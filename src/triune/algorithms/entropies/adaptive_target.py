@@ -39,6 +39,7 @@ class AdaptiveTarget:
     first: Annotated[float, Field(ge=0)] = 0.0
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
     expected_gradient: ClassVar[str] = "entropy"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"first": 0.01},)
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `entropy`, and the metric `entropy_coefficient` that is applied to it."""

@@ -55,6 +55,7 @@ class Penalty:
     horizon: Annotated[float, Field(ge=1)] = 10.0
     on_flat_groups: bool = True
     descends: ClassVar[str] = "reverse_kl"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"target": 0.05},)
 
     def estimate(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         """[B, T]: the estimate between the policy of these log-probs and the reference; its slope is the gradient."""

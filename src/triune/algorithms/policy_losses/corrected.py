@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -57,6 +57,12 @@ class Corrected:
     low: Annotated[float, Field(ge=0)] = 0.0
     high: Annotated[float, Field(gt=0)] = 2.0
     ratio: Literal["old", "new"] = "old"
+
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"loss": "gspo", "mode": "mask", "level": "sequence", "low": 0.5},
+        {"loss": "reinforce", "ratio": "new"},
+        {"loss": "m2po", "mode": "reject", "level": "geometric", "low": 0.9, "high": 1.1},
+    )
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield what the loss inside yields, and the metrics `behaviour_weight` and `behaviour_bound_ratio`."""

@@ -53,7 +53,7 @@ class SAPO:
         ratio = (batch.logprobs - batch.old_logprobs).exp()
         is_positive = advantages > 0
         tau = advantages.new_full((), self.tau_positive).where(is_positive, advantages.new_tensor(self.tau_negative))
-        gate = (tau * (ratio - 1)).sigmoid()
+        gate = 1 / (1 + (tau * (1 - ratio)).exp())  # torch.sigmoid rounds by a token's place in the row
         loss = Term("policy_loss", -advantages * gate * 4 / tau, mask)
         return [
             averaged(loss, batch, self.average, self.length),
