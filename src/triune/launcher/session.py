@@ -36,6 +36,7 @@ from triune.records import Group
 
 if TYPE_CHECKING:
     from triune.models import ChatTokenizer
+    from triune.trainer import Trainer
 
 STEER_S = 0.5
 """How often the control table is read."""
@@ -241,10 +242,20 @@ class Session:
         """Carry out what people ask for through the store's control table; only the trainer's process answers."""
         while self.trainer is not None:
             for row in await buffer.control():
-                if row["action"] == "stop":
-                    self.trainer.loop.stop(f"stopped by {row['by']}")
-                    outcome = "stops after this step"
-                else:
-                    outcome = f"refused: {row['action']} is not offered"
+                outcome = _carry_out(self.trainer.loop, row["action"], row["by"])
                 await buffer.ack_control(row["id"], by="trainer", outcome=outcome)
             await asyncio.sleep(STEER_S)
+
+
+def _carry_out(loop: Trainer, action: str, by: str) -> str:
+    """Do what somebody asked for at the next step boundary; the answer."""
+    if action == "stop":
+        loop.stop(f"stopped by {by}")
+        return "stops after this step"
+    if action == "pause":
+        loop.pause(by)
+        return "pauses after this step"
+    if action == "resume":
+        loop.go_on()
+        return "goes on"
+    return "refused: no setting may change while a run lives; stop it and resume it with other ones"

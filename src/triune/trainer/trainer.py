@@ -87,7 +87,9 @@ class Trainer:
         self._saved_step = -1
         self._newest: WeightUpdate | None = None
         self._untrainable = 0
-        self._stop = ""
+        self._stop, self._paused_by = "", ""
+        self._may_go = asyncio.Event()
+        self._may_go.set()
         self._has_begun = False
         if "ref_logprobs" in algorithm.needs:
             policy.keep_reference()
@@ -115,6 +117,7 @@ class Trainer:
         await self.begin()
         reason = f"{self.settings.steps} steps done"
         while self.step < self.settings.steps:
+            await self._rest()
             if self._stop:
                 reason = self._stop
                 break
@@ -142,6 +145,27 @@ class Trainer:
     def stop(self, reason: str) -> None:
         """End after the step that is running, with a checkpoint."""
         self._stop = reason
+        self._may_go.set()
+
+    def pause(self, by: str) -> None:
+        """Rest after the step that is running, with a checkpoint, until `go_on` or `stop`.
+
+        Rollouts go on until as many groups wait as admission allows.
+        """
+        self._paused_by = by
+        self._may_go.clear()
+
+    def go_on(self) -> None:
+        """End a pause."""
+        self._may_go.set()
+
+    async def _rest(self) -> None:
+        if self._may_go.is_set():
+            return
+        if self._saved_step != self.step:
+            await self.save()
+        with self.monitor.waiting("trainer", f"resume: paused by {self._paused_by}"):
+            await self._may_go.wait()
 
     async def begin(self) -> None:
         """Restore the checkpoint, bring the store to it, and offer the first version. `run` does it when nobody has.
