@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from triune.buffer.entries import MAIN
 from triune.config.consumption import UNITS, wanted_unit
 from triune.errors import ConfigError
 
@@ -166,20 +168,48 @@ def _mini_batches(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _imitation(config: RunConfig) -> Iterator[ConfigError]:
-    """Case 52: what shapes or ages sampled experience does nothing where answers are there already."""
-    if wanted_unit(config.algorithm) != "sequences_per_step":
+    """Case 52: what samples, shapes or ages experience does nothing where answers are there already."""
+    algorithm = config.algorithm
+    if algorithm.reads == "groups":
         return
-    name = _brick_name(config.algorithm)
+    why = f"{_brick_name(algorithm)} reads {algorithm.reads} from rows"
     if config.pipeline:
         yield ConfigError(
-            "pipeline", f"found {len(config.pipeline)} operators, and {name} imitates: no group passes a pipeline",
+            "pipeline", f"found {len(config.pipeline)} operators, and {why}: no group passes a pipeline",
             "no operators", "leave it out, and filter the rows of the task set",
         )  # fmt: skip
     if config.sync.max_staleness:
         yield ConfigError(
-            "sync.max_staleness", f"found {config.sync.max_staleness}, and {name} imitates: answers have no version",
+            "sync.max_staleness", f"found {config.sync.max_staleness}, and {why}: they have no version",
             "0", "leave it out",
         )  # fmt: skip
+    default = next(field.default for field in dataclasses.fields(algorithm) if field.name == "group_size")
+    if algorithm.group_size not in (1, default):
+        yield ConfigError(
+            "algorithm.group_size", f"found {algorithm.group_size}, and {why}: nothing is sampled", "1", "leave it out"
+        )
+
+
+_READ = {"answers": (), "labels": ("label",), "pairs": ("chosen", "rejected"), "texts": ("text",)}
+"""Fields that a row must have, by what an algorithm reads; answers come in two shapes."""
+
+
+def _rows(config: RunConfig) -> Iterator[ConfigError]:
+    """Rows that lack what the algorithm reads, as far as task sets know their fields before they are opened."""
+    algorithm = config.algorithm
+    if algorithm.reads == "groups" or MAIN not in getattr(algorithm.sampling, "buffers", (MAIN,)):
+        return
+    for number, taskset in enumerate(config.tasks.sets):
+        known = taskset.known_fields()
+        missing = [] if known is None else [name for name in _READ[algorithm.reads] if name not in known]
+        if missing:
+            yield ConfigError(
+                f"tasks.sets.{number}",
+                f"rows have no {' and no '.join(map(repr, missing))} (they have {', '.join(sorted(known or ()))}), and "
+                f"{_brick_name(algorithm)} reads {algorithm.reads}",
+                f"the fields {', '.join(_READ[algorithm.reads])}",
+                f"map them: `fields: {{{missing[0]}: …}}`, or choose another task set or algorithm",
+            )
 
 
 def _sampling(config: RunConfig) -> Iterator[ConfigError]:
@@ -309,6 +339,7 @@ CHECKS: tuple[Check, ...] = (
     _batch_unit,
     _mini_batches,
     _imitation,
+    _rows,
     _sampling,
     _measured_checkpoints,
     _deterministic,
