@@ -6,7 +6,8 @@ failpoint costs one comparison.
 
 Names in use: `buffer.put.inside`, `buffer.admit.inside`, `buffer.ack.inside`, `buffer.amend.leased`,
 `buffer.commit_version.inside`, `trainer.publish.after`, `trainer.checkpoint.before_rename`,
-`trainer.checkpoint.after_rename`, `explorer.swap.mid`.
+`trainer.checkpoint.after_rename`, `explorer.swap.mid`,
+`launcher.stages.between`.
 """
 
 from __future__ import annotations

@@ -63,6 +63,9 @@ def run(
     Ends with the reward before and after, the exported model and `curve.png`. Ctrl-C or `kill -9` lose nothing that a
     checkpoint holds: `--resume` goes on.
 
+    A file with `stages:` makes several runs, each from the weights of the one before, in folders inside the run's;
+    `--resume` skips the finished ones.
+
     **Examples**
 
     `triune run examples/quickstart.yaml`
@@ -70,6 +73,8 @@ def run(
     `triune run my.yaml seed=1 trainer.steps=200 algorithm.policy_loss.clip_high=0.28`
 
     `triune run my.yaml --resume`
+
+    `triune run staged.yaml stages.1.trainer.steps=50`
     """
     from triune.cli.runs import start
 
@@ -170,6 +175,37 @@ def selfcheck(
     from triune.cli.selfchecking import selfcheck as prove
 
     prove(file, overrides, only or [], out, as_json)
+
+
+@app.command()
+def compare(
+    words: Annotated[
+        list[str], typer.Argument(metavar="FILE… [a.b=c …]", help="Run files, and changes of keys in all of them.")
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the first is the first file's `seed`.")] = 3,
+    metric: Annotated[
+        str | None, typer.Option(help="What to compare; default: `eval/reward` where it is measured, else `reward`.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of all runs; default: `<runs_dir>/compare/<names>`.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip what is finished and go on with the rest.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin again; old folders are moved aside.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print `compare.json` in one last line.")] = False,
+) -> None:
+    """Run variants with the same seeds in turn; draw their mean curves with 95 % bands, print first and last values.
+
+    Every run is an ordinary one, in `<out>/<file>/seed-<n>`. The table gives the difference within each variant and,
+    paired by seed, to the first one, with t-based 95 % intervals over seeds. Ends with exit code 1 when a variant
+    failed, after the others are done.
+
+    **Examples**
+
+    `triune compare grpo.yaml mix.yaml --seeds 3`
+
+    `triune compare grpo.yaml mix.yaml trainer.steps=50 --metric reward --out runs/short --json`
+    """
+    from triune.cli.comparing import compare as run_all
+
+    run_all(words, seeds, metric, out, resume=resume, restart=restart, as_json=as_json)
 
 
 @app.command()

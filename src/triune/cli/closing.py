@@ -32,6 +32,18 @@ def print_closing(summary: Mapping[str, Any], config: RunConfig) -> None:
         typer.echo("\n".join(side_by_side(*pair)))
 
 
+def print_stages(summary: Mapping[str, Any]) -> None:
+    """Print what the stages of a finished run reached."""
+    typer.echo(f"\n{summary['status']}: {summary['exit_reason']}, {summary['seconds']:.1f} s")
+    for entry in summary["stages"]:
+        metrics: Mapping[str, Mapping[str, float]] = entry["metrics"]
+        name = next((name for name in ("eval/reward", "reward", "loss") if name in metrics), None)
+        reached = "" if name is None else f"   {name} {metrics[name]['first']:.3f} → {metrics[name]['last']:.3f}"
+        typer.echo(f"{entry['name']:<24}{entry['status']}, {entry.get('steps', 0)} steps{reached}")
+    if "export" in summary:
+        typer.echo(f"{'exported model':<24}{summary['export']}")
+
+
 def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     """Status, values before and after, and paths."""
     metrics: Mapping[str, Mapping[str, float]] = summary.get("metrics", {})

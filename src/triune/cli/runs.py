@@ -8,9 +8,9 @@ from typing import Any
 
 import typer
 
-from triune.cli.closing import print_closing
+from triune.cli.closing import print_closing, print_stages
 from triune.cli.screen import table
-from triune.config import RunConfig, load_config
+from triune.config import RunConfig, StagedConfig, load_config, load_run_file
 from triune.errors import ConfigError
 
 
@@ -22,17 +22,26 @@ def start(
     Raises:
         ConfigError: The configuration cannot be run, or `--resume` and `--restart` were both given.
     """
-    if resume and restart:
-        raise ConfigError("--resume --restart", "both were given", "one of them", "drop one")
-    config = load_config(file, overrides or [])
+    check_one_start(resume, restart)
+    config = load_run_file(file, overrides or []) if command == "run" else load_config(file, overrides or [])
     from triune import launcher
 
+    if isinstance(config, StagedConfig):
+        begin = launcher.Start.RESUME if resume else launcher.Start.RESTART if restart else launcher.Start.NEW
+        print_stages(launcher.run_stages(config, start=begin, allow_changes=allow_changes, say=typer.echo))
+        return
     if command == "explore":
         launcher.explore(config, config.run_dir)
         return
-    begin = launcher.run if command == "run" else launcher.train
-    summary = begin(config, config.run_dir, resume=resume, restart=restart, allow_changes=allow_changes)
+    roles = launcher.run if command == "run" else launcher.train
+    summary = roles(config, config.run_dir, resume=resume, restart=restart, allow_changes=allow_changes)
     print_closing(summary, config)
+
+
+def check_one_start(resume: bool, restart: bool) -> None:
+    """Refuse `--resume` together with `--restart`."""
+    if resume and restart:
+        raise ConfigError("--resume --restart", "both were given", "one of them", "drop one")
 
 
 def bench(file: str, overrides: list[str] | None, endpoint: str | None, as_json: bool) -> None:

@@ -35,14 +35,46 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     """
     read = read_source(source)
     changed, set_paths = apply_overrides(read.raw, overrides)
-    raw = resolve_interpolations(changed, read.where)
-    raw, derived = _name_from_file(raw, read)
+    if "stages" in changed:
+        raise ConfigError(
+            "stages",
+            "found a run of several stages",
+            "a single run",
+            "give this command the folder of one stage (runs/NAME/01-STAGE); `triune run` and `check` take all of them",
+        )
+    found = compose(changed, read, set_paths)
+    if isinstance(found, RunConfig):
+        return found
+    raise_all(found, read.where)
+    raise AssertionError("no configuration, and no problem")
+
+
+def compose(
+    raw: dict[str, Any], read: Source, set_paths: Sequence[tuple[str, ...]], derived: Sequence[str] = ()
+) -> RunConfig | list[ConfigError]:
+    """From a mapping with its overrides applied to a configuration, or all that is wrong with it.
+
+    Args:
+        raw: The mapping, `${…}` not yet resolved.
+        read: Where it came from.
+        set_paths: Paths that overrides have set.
+        derived: Dotted paths in `raw` that nobody wrote.
+
+    Raises:
+        ConfigError: A `${…}` that leads nowhere.
+        PluginError: A plug-in file does not import.
+    """
+    raw, named = name_from_file(resolve_interpolations(raw, read.where), read)
     plugins = _plugins(raw, read)
-    config = _validate(raw, read.where)
-    raise_all(check_config(config), read.where)
+    try:
+        config = RunConfig.model_validate(name_default_bricks(raw, RunConfig))
+    except ValidationError as error:
+        return problems_of(error, RunConfig)
+    if problems := check_config(config):
+        return problems
     config, more = _derive(config)
     config._plugins = plugins
-    found: dict[str, Origin] = origins(config.to_plain(), raw, set_paths, [*derived, *more])
+    found: dict[str, Origin] = origins(config.to_plain(), raw, set_paths, [*derived, *named, *more])
     if read.origins is not None:
         for path, origin in found.items():
             found[path] = read.origins.get(path, origin) if origin == "file" else origin
@@ -50,7 +82,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     return config
 
 
-def _name_from_file(raw: dict[str, Any], read: Source) -> tuple[dict[str, Any], list[str]]:
+def name_from_file(raw: dict[str, Any], read: Source) -> tuple[dict[str, Any], list[str]]:
+    """A run file without `name` is called as the file; the list says whether the name was derived."""
     if "name" in raw or read.file is None or read.is_resolved:
         return raw, []
     return {"name": read.file.stem, **raw}, ["name"]
@@ -67,14 +100,6 @@ def _plugins(raw: Mapping[str, Any], read: Source) -> tuple[Plugin, ...]:
     if here not in sys.path:
         sys.path.append(here)  # `use: my_module:MyBrick` means a module beside the user, as in `python -m`
     return load_plugins(files, read.folder)
-
-
-def _validate(raw: Mapping[str, Any], where: str) -> RunConfig:
-    try:
-        return RunConfig.model_validate(name_default_bricks(raw, RunConfig))
-    except ValidationError as error:
-        raise_all(problems_of(error, RunConfig), where)
-        raise AssertionError("a validation error without problems") from error
 
 
 def _derive(config: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -118,9 +143,16 @@ def check_same_run(config: RunConfig, run_dir: Path) -> None:
     if not path.is_file():
         raise CheckpointError(str(run_dir), "no run.resolved.json", "the folder of a run", "start without --resume")
     saved = json.loads(path.read_text(encoding="utf-8"))
-    old = frozen_part(saved["config"], saved["plugins"])
+    if "stages" in saved["config"]:
+        raise CheckpointError(
+            str(run_dir),
+            "it holds a run of several stages",
+            "a run like this one",
+            "resume the file with the stages, or write another `name`",
+        )
+    old = frozen_part(saved["config"], saved["plugins"], saved["origins"])
     now = json.loads(json.dumps(config.to_plain()))
-    new = frozen_part(now, [plugin.module for plugin in config.loaded_plugins])
+    new = frozen_part(now, [plugin.module for plugin in config.loaded_plugins], config.origins)
     changed = [f"{key}: was {old.get(key)!r}, now {new.get(key)!r}" for key in sorted(old.keys() | new.keys())
                if old.get(key) != new.get(key)]  # fmt: skip
     if changed:

@@ -98,12 +98,13 @@ def _unknown_key(loc: tuple[int | str, ...], value: Any, model: type[BaseModel])
     known = list(section.model_fields) if section is not None else []
     near = difflib.get_close_matches(key, known, n=1)
     ours = our_word(key)
+    elsewhere = _elsewhere(key, model)
     if ours and ours != where and not near:
         do = f"in Triune this is `{ours}`"
+    elif elsewhere and (section is model or not near):
+        do = f"did you mean `{elsewhere}`?"
     elif near:
         do = f"did you mean {near[0]!r}?"
-    elif elsewhere := _elsewhere(key, model):
-        do = f"did you mean `{elsewhere}`?"
     else:
         do = f"it has {', '.join(known)}" if known else "remove it"
     name = "a run file" if section is model or section is None else _dotted(loc[:-1])

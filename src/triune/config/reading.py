@@ -64,15 +64,21 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     return Source(raw=raw, where=str(path), folder=path.parent, file=path)
 
 
+FROM_OUTSIDE = ("name", "runs_dir", "model.path")
+"""What is derived from something else than this file: its name, or the staged run that it is a part of."""
+
+
 def _without_derived(config: Any, origins: Mapping[str, Any], prefix: str = "") -> Any:
-    """Leave out what follows from other values, so that an override of those is followed again; the name stays."""
+    """Leave out what follows from other values, so that an override of those is followed again."""
+    if isinstance(config, list):
+        return [_without_derived(item, origins, f"{prefix}.{number}") for number, item in enumerate(config)]
     if not isinstance(config, dict):
         return config
     paths = {key: f"{prefix}.{key}" if prefix else key for key in config}
     return {
         key: _without_derived(value, origins, paths[key])
         for key, value in config.items()
-        if paths[key] == "name" or origins.get(paths[key]) != "derived"
+        if paths[key] in FROM_OUTSIDE or origins.get(paths[key]) != "derived"
     }
 
 

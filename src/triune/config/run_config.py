@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,10 +40,14 @@ MAY_CHANGE = (
 computed when the learning-rate schedule looks at it."""
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""What a run may be called: its name is a folder."""
+
+
 class RunConfig(Settings):
     """A run file: which model learns which tasks with which algorithm."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(default="run", pattern=NAME)
     """Name of the run; its folder is `<runs_dir>/<name>`. Default: the name of the run file."""
 
     seed: int = Field(default=0, ge=0)
@@ -97,6 +102,11 @@ class RunConfig(Settings):
     monitor: MonitorSettings = MonitorSettings()
     """What is recorded and watched."""
 
+    stages: tuple[dict[str, Any], ...] = ()
+    """Runs one after another, each a mapping of what differs from the rest of the file, with a `name`. Each begins with
+    the weights that the one before it exported. Mappings are merged field by field; one that names another brick with
+    `use` replaces the whole brick. `runs_dir`, `plugins` and `stages` belong to the top of the file."""
+
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
     _plugins: tuple[Plugin, ...] = PrivateAttr(default=())
 
@@ -118,15 +128,21 @@ class RunConfig(Settings):
     def to_plain(self) -> dict[str, Any]:
         """As a mapping of plain values that `load_config` reads again."""
         plain = to_plain(self)
+        del plain["stages"]  # each of them is a configuration of its own
         if plain["eval"]["tasks"] is not None:  # refused there: every task is measured once
             plain["eval"]["tasks"] = {"sets": plain["eval"]["tasks"]["sets"]}
         return plain
 
 
-def frozen_part(plain: dict[str, Any], plugin_names: list[str]) -> dict[str, Any]:
-    """What a resumed run may not change, by dotted path; plug-ins by their content."""
+def frozen_part(plain: dict[str, Any], plugin_names: list[str], origins: Mapping[str, str]) -> dict[str, Any]:
+    """What a resumed run may not change, by dotted path; plug-ins by their content.
+
+    A model path that was derived is the export of the stage before, known by the digest of its weights: the folder of
+    all stages may be moved.
+    """
     is_flat = plain["trainer"].get("schedule") in (None, "constant")
     free = [path for path in MAY_CHANGE if path != "trainer.steps" or is_flat] + ["plugins"]
+    free += ["model.path"] * (origins.get("model.path") == "derived")
     kept = {
         path: value
         for path, value in leaves(plain)
@@ -137,4 +153,5 @@ def frozen_part(plain: dict[str, Any], plugin_names: list[str]) -> dict[str, Any
 
 def config_hash(config: RunConfig) -> str:
     """Hash over what a resume may not change."""
-    return hash_of(frozen_part(config.to_plain(), [plugin.module for plugin in config.loaded_plugins]))
+    modules = [plugin.module for plugin in config.loaded_plugins]
+    return hash_of(frozen_part(config.to_plain(), modules, config.origins))

@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from triune.config import RunConfig, load_config
+from triune.config import RunConfig, StagedConfig, load_run_file
 from triune.launcher.folder import Start
 from triune.launcher.local import Request, launch
+from triune.launcher.stages import run_stages
 
 T = TypeVar("T")
 
 
 def run(
-    config: str | Path | Mapping[str, Any] | RunConfig,
+    config: str | Path | Mapping[str, Any] | RunConfig | StagedConfig,
     *,
     workflow: Any = None,
     reward: Any = None,
@@ -38,13 +39,16 @@ def run(
 
     Returns:
         What `summary.json` says: `status`, `steps`, `metrics` (first and last values), `export`, `curve`, …
+        Of a run with stages, that of the whole, with one entry per stage under `stages`.
 
     Raises:
         ConfigError: The configuration cannot be run.
         RunFailed: A role failed.
     """
-    loaded = config if isinstance(config, RunConfig) else load_config(config, overrides)
+    loaded = config if isinstance(config, RunConfig | StagedConfig) else load_run_file(config, overrides)
     start = Start.RESUME if resume else Start.RESTART if restart else Start.NEW
+    if isinstance(loaded, StagedConfig):
+        return outside_of_loops(lambda: run_stages(loaded, start=start, workflow=workflow, reward=reward))
     request = Request(config=loaded, roles=("explorer", "trainer"), start=start, workflow=workflow, reward=reward)
     return outside_of_loops(lambda: launch(request))
 

@@ -88,7 +88,8 @@ class RunFolder:
     @property
     def has_begun(self) -> bool:
         """Whether the run came far enough to leave anything: one that could not even begin may be tried again."""
-        return any((self.path / name).exists() for name in ("buffer.sqlite", "metrics.jsonl", "checkpoints"))
+        left = ("buffer.sqlite", "metrics.jsonl", "checkpoints")
+        return any((folder / name).exists() for folder in (self.path, *self.path.glob("[0-9]*-*")) for name in left)
 
     def describe(self) -> str:
         """`finished, 120 steps`, read from the summary; `unfinished` when there is none."""
