@@ -4,6 +4,7 @@ docs/reference/config.md    every key of a run file, from the settings' docstrin
 docs/reference/bricks.md    every brick with its fields, from the bricks' docstrings
 docs/reference/commands.md  help texts of the command line
 docs/reliability.md         which test shows which way of going wrong
+docs/papers.md              which paper became which brick, and which tests hold it to that
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from docs.papers import papers_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -31,6 +33,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/reference/bricks.md": bricks_page(),
         ROOT / "docs/reference/commands.md": commands_page(),
         ROOT / "docs/reliability.md": reliability_page(),
+        ROOT / "docs/papers.md": papers_page(GENERATED),
     }
 
 

@@ -1,35 +1,23 @@
 """How sequences are laid out, split and ordered changes no loss and no gradient: one suite over every loss brick.
 
-A new brick is covered on arrival: the suite takes its names from the registry. `OPTIONS` adds settings of a brick.
+A new brick is covered on arrival, a plug-in's too: the suite takes bricks and settings from the registry.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 import pytest
 import torch
 
-from triune import registry
-from triune.algorithms import Algorithm, Constant, Divider, Progress, Term
-from triune.testing.batches import Leaf, random_rows
-
-NUM = 9
-ROWS = random_rows(NUM, seed=11)
-OPTIONS = {
-    ("policy_loss", "ppo_clip"): [
-        {"average": "sequence"},
-        {"average": "sequence_sum"},
-        {"average": "constant", "length": 16},
-        {"dual_clip": 1.5, "clip_high": 0.28},
-        {"missing_behaviour": "use_old"},
-    ],
-    ("policy_loss", "reinforce"): [{"average": "sequence"}],
-    ("policy_loss", "sft"): [{"average": "sequence"}, {"sources": ["expert"]}],
-    ("kl", "k3"): [{"gradient": "forward"}, {"on_flat_groups": False}],
-}
-SURROGATE = {"k1": "k2", "k3": "k2"}
-"""Bricks that show one value and descend another: whose value has their gradient."""
+from triune.algorithms import Algorithm, Constant, Term
+from triune.records import Turn
+from triune.testing import layouts
+from triune.testing.batches import experience, group
+from triune.testing.layouts import RANKS, agree, update
+from triune.testing.proofs import KINDS, Case, cases
 
 
 @dataclass(frozen=True)
@@ -46,139 +34,181 @@ class PerRollout:
         ]
 
 
-def algorithm_with(kind, name, options):
-    brick = registry.build(kind, {"use": name, **options}, kind)
-    silent = registry.build("policy_loss", {"use": "sft", "sources": ["human"]}, "policy_loss")  # has no token here
-    return Algorithm(**({"policy_loss": silent} | {kind: brick}))
+class Subject:
+    """A case with its rows, and the state its brick has after one update."""
+
+    def __init__(self, case):
+        self.algorithm, self.is_paired = case.algorithm, case.is_paired
+        self.rows = layouts.rows(is_paired=case.is_paired, streams=case.streams)
+
+    @cached_property
+    def state(self):
+        start = self.algorithm.state0()
+        return self.algorithm.update(start, update(self.algorithm, self.rows, state=start).metrics)
+
+    @cached_property
+    def expected(self):
+        return self.update(layouts.whole)
+
+    def update(self, layout):
+        return update(self.algorithm, self.rows, layout, state=self.state)
 
 
-CASES = {
-    f"{kind}-{name}-{number}": (kind, name, options)
-    for kind in ("policy_loss", "kl", "entropy")
-    for name in registry.names(kind)
-    for number, options in enumerate([{}, *OPTIONS.get((kind, name), [])])
-}
-ALGORITHMS = {name: algorithm_with(*case) for name, case in CASES.items()}
-ALGORITHMS["per-rollout"] = Algorithm(policy_loss=PerRollout())
-every_brick = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+class Handmade(Case):
+    """A case that is not registered."""
+
+    brick = PerRollout()
+    algorithm = Algorithm(policy_loss=PerRollout())
 
 
-def update(algorithm, layout, dtype=torch.float32):
-    """Loss, gradient by the log-probs, gradient by the entropies and metrics of one update."""
-    leaf = Leaf(ROWS, dtype)
-    batches = layout(leaf)
-    divider = Divider(algorithm, batches, state=algorithm.state0(), progress=Progress())
-    total = 0.0
-    for batch in batches:
-        loss = divider.loss(batch)
-        if loss.requires_grad:
-            loss.backward(retain_graph=True)
-        total += loss.item()
-    assert all(end.grad is None or end.grad.item() == 0.0 for end in leaf.padding)
-    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (leaf.logprobs, leaf.entropy)]
-    return total, torch.cat(gradients), divider.metrics()
-
-
-def agree(one, other, exact=True):
-    assert one[0] == pytest.approx(other[0], rel=1e-6, abs=1e-9)
-    assert torch.equal(one[1], other[1]) if exact else torch.allclose(one[1], other[1], rtol=1e-5, atol=1e-9)
-    assert one[2] == pytest.approx(other[2], rel=1e-6, abs=1e-9)
-
-
-def split(size):
-    return lambda leaf: [leaf.padded(range(i, min(i + size, NUM))) for i in range(0, NUM, size)]
-
-
-def whole(leaf):
-    return [leaf.padded(range(NUM))]
+SUBJECTS = {str(case): Subject(case) for case in cases(*KINDS)}
+SUBJECTS["per-rollout"] = Subject(Handmade("policy_loss", "per_rollout"))
+every_brick = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 
 
 @every_brick
-@pytest.mark.parametrize("size", [1, 2, 8])
-def test_case_18_19_22_micro_batches_add_up_to_the_whole_batch_bit_for_bit(algorithm, size):
-    agree(update(algorithm, split(size)), update(algorithm, whole))
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_case_18_19_22_micro_batches_add_up_to_the_whole_batch(subject, size):
+    agree(subject.update(layouts.split(size, is_paired=subject.is_paired)), subject.expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_case_18_micro_batches_add_up_bit_for_bit_where_no_kernel_rounds_by_position(size):
+    for subject in (SUBJECTS["policy_loss-ppo_clip"], SUBJECTS["policy_loss-reinforce"], SUBJECTS["kl-k3"]):
+        assert torch.equal(subject.update(layouts.split(size)).gradient, subject.expected.gradient)
 
 
 @every_brick
-@pytest.mark.parametrize("fill", [0.0, -7.5, math.nan, math.inf])
-def test_case_20_padding_and_what_it_holds_change_nothing(algorithm, fill):
-    layout = lambda leaf: [leaf.padded(range(NUM), width=40, extra_rows=3, fill=fill)]  # noqa: E731
-    agree(update(algorithm, layout), update(algorithm, whole))
+@pytest.mark.parametrize("fill", [-7.5, math.nan, math.inf])
+def test_case_20_padding_and_what_it_holds_change_nothing(subject, fill):
+    agree(subject.update(layouts.stuffed(fill)), subject.expected)
 
 
 @every_brick
-def test_case_18_packed_rows_agree_with_padded_ones(algorithm):
-    layout = lambda leaf: [leaf.packed(range(5), tail=6, fill=math.nan), leaf.packed(range(5, NUM))]  # noqa: E731
-    # a mean over a sequence is rounded after sums in another order: float32 rounding, no more
-    agree(update(algorithm, layout), update(algorithm, whole), exact=False)
+def test_case_18_packed_rows_agree_with_padded_ones(subject):
+    agree(subject.update(layouts.packed), subject.expected)
 
 
 @every_brick
-def test_the_order_of_sequences_changes_nothing(algorithm):
-    order = [4, 8, 0, 3, 7, 1, 5, 2, 6]
-    agree(update(algorithm, lambda leaf: [leaf.padded(order[:4]), leaf.padded(order[4:])]), update(algorithm, whole))
+def test_the_order_of_sequences_changes_nothing(subject):
+    agree(subject.update(layouts.shuffled), subject.expected)
 
 
 @every_brick
-def test_case_18_ranks_add_up_to_one_rank(algorithm):
-    expected = update(algorithm, whole)
-    agree(in_turn(algorithm, [[0, 1, 2, 5, 6, 7, 8], [3, 4]]), expected)
-    agree(in_turn(algorithm, [list(range(NUM)), []]), expected)
+def test_case_18_ranks_add_up_to_one_rank(subject):
+    for shares in RANKS:
+        work = lambda rank, all_sum, shares=shares: layouts.on_rank(  # noqa: E731
+            subject.algorithm, subject.rows, shares[rank], all_sum, state=subject.state
+        )
+        agree(layouts.summed(layouts.in_threads(work)), subject.expected)
 
 
-def in_turn(algorithm, ranks):
-    """Two ranks with unequal tokens, played one after the other: first all count, then all divide."""
-    leaf = Leaf(ROWS)
-    tallies, num_rollouts = [], (NUM + 1) // 2
-
-    def remember(vector):
-        tallies.append(vector)
-        return vector
-
-    batches = [[leaf.padded(chosen)] if chosen else [] for chosen in ranks]
-    start = {"state": algorithm.state0(), "progress": Progress(), "num_rollouts": num_rollouts}
-    for of_rank in batches:
-        Divider(algorithm, of_rank, all_sum=remember, **start)
-    counted = torch.stack(tallies).sum(0)
-    total, sums, last = 0.0, [], None
-    for of_rank in batches:
-        answers = [counted]
-        last = Divider(algorithm, of_rank, all_sum=lambda vector, a=answers: a.pop() if a else vector, **start)
-        for batch in of_rank:
-            loss = last.loss(batch)
-            if loss.requires_grad:
-                loss.backward(retain_graph=True)
-            total += loss.item()
-        sums.append(torch.stack(list(last._sums.values())))
-    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (leaf.logprobs, leaf.entropy)]
-    last._all_sum = lambda _: torch.stack(sums).sum(0)
-    return total, torch.cat(gradients), last.metrics()
+UNKNOWN = {str(case): case for case in cases("policy_loss") if dict(case.options).get("missing_behaviour") == "use_old"}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_gradient_is_the_slope_of_the_value(case):
-    kind, name, options = case
-    valued = algorithm_with(*case)
-    if name in SURROGATE and options.get("gradient") != "forward":
-        kept = {key: value for key, value in options.items() if key != "gradient"}
-        valued = algorithm_with(kind, SURROGATE[name], kept)
-    _, gradient, _ = update(algorithm_with(*case), whole, torch.float64)
-    step, width = 1e-6, len(gradient) // 2
-    chosen = [t for t in np.flatnonzero(np.concatenate([row.action_mask for row in ROWS])) if t % 3 == 0]
-    for t in (*chosen, *(t + width for t in chosen[:4])):
-        values = []
-        for side in (step, -step):
-            leaf = Leaf(ROWS, torch.float64)
-            with torch.no_grad():
-                (leaf.logprobs if t < width else leaf.entropy)[t % width] += side
-                # unknown behaviour follows the new log-prob by definition, so hold it where it was
-                divider = Divider(valued, [b := held(leaf)], state=valued.state0(), progress=Progress())
-                values.append(divider.loss(b).item())
-        assert (values[0] - values[1]) / (2 * step) == pytest.approx(gradient[t].item(), abs=1e-7, rel=1e-5)
+@pytest.mark.parametrize("case", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_token_of_unknown_behaviour_counts_as_sampled_by_the_policy(case):
+    rows = layouts.rows(streams=case.streams)
+    told = []
+    for row in rows:
+        own = row.streams.get("old_logprobs", row.logprobs)
+        known = np.where(np.isnan(row.streams["behaviour_logprobs"]), own, row.streams["behaviour_logprobs"])
+        told.append(dataclasses.replace(row, streams={**row.streams, "behaviour_logprobs": known}))
+    found, expected = (update(case.algorithm, one, dtype=torch.float64) for one in (rows, told))
+    assert found.loss == pytest.approx(expected.loss, rel=1e-9)
+    assert torch.allclose(found.gradient, expected.gradient, rtol=1e-9, atol=1e-12)
 
 
-def held(leaf):
-    batch = leaf.padded(range(NUM))
-    still = Leaf(ROWS, torch.float64).padded(range(NUM))
-    object.__setattr__(batch, "old_logprobs", still.old_logprobs.detach())
-    return batch
+# ---------------------------------------------------------------------------------------------- batch advantages
+
+ADVANTAGES = {str(case): case for case in cases("advantage")}
+OVER_BATCH = {name: case for name, case in ADVANTAGES.items() if case.says("where", "pipeline") == "trainer"}
+every_batch_advantage = pytest.mark.parametrize("case", OVER_BATCH.values(), ids=OVER_BATCH)
+
+
+@cache
+def rows_of(streams):
+    """Rows whose rollouts have one reward, one of them none; advantages are what a group's half would have made."""
+    rows = [dataclasses.replace(row, streams=dict(row.streams)) for row in layouts.rows(streams=streams)]
+    for row in rows:
+        row.reward = rows[2 * row.rollout].reward if row.rollout != 3 else math.nan
+    return rows
+
+
+def over_batch(case, layout, all_sum=lambda vector: vector):
+    rows = rows_of(case.streams | ({"token_rewards"} if case.says("takes_token_rewards", False) else set()))
+    return layouts.batch_advantages(case.brick, rows, layout, all_sum)
+
+
+def agree_in_streams(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-6, atol=1e-7, equal_nan=True), name
+
+
+@every_batch_advantage
+def test_case_29_batch_advantages_do_not_depend_on_the_layout(case):
+    expected = over_batch(case, layouts.whole)
+    assert bool((expected["advantages"].nan_to_num() != 0).any())
+    different = [layouts.split(1), layouts.split(4), layouts.packed, layouts.shuffled]
+    for layout in (*different, *(layouts.stuffed(fill) for fill in (-7.5, math.nan, math.inf))):
+        agree_in_streams(over_batch(case, layout), expected)
+
+
+@every_batch_advantage
+def test_case_29_batch_advantages_of_two_ranks_are_those_of_one(case):
+    expected = over_batch(case, layouts.whole)
+    for shares in RANKS:
+        parts = layouts.in_threads(lambda rank, all_sum, s=shares: over_batch(case, of_rank(s[rank]), all_sum))
+        joined = {name: parts[0][name].clone() for name in expected}
+        for name, value in parts[1].items() if parts[1] else ():
+            joined[name] = value.where(joined[name].isnan(), joined[name])
+        agree_in_streams(joined, expected)
+
+
+def of_rank(chosen):
+    return lambda leaf: [leaf.padded(chosen)] if chosen else []
+
+
+# ---------------------------------------------------------------------------------------------- group advantages
+
+ON_GROUPS = {name: case for name, case in ADVANTAGES.items() if callable(case.brick)}
+every_group_advantage = pytest.mark.parametrize("case", ON_GROUPS.values(), ids=ON_GROUPS)
+
+
+def full_group(rewards=(0.25, 1.0, 0.0, 0.75, 0.5), failed=()):
+    """A group with all that any advantage reads: two turns in states that were met twice, parts, a greedy reward."""
+    rows = []
+    for member, reward in enumerate(rewards):
+        half, key = reward / 2, f"state {member % 2}"
+        turns = (
+            Turn(start=2, stop=4, reward=half / 2, state_key="start"),
+            Turn(start=4, stop=6, reward=half, state_key=key),
+        )
+        parts, notes = {"exact": half, "style": reward - half}, {"greedy_reward": 0.4}
+        rows.append(experience(member, reward=reward, actions=4, turns=turns, reward_parts=parts, metrics=notes))
+        if member in failed:
+            rows[-1] = rows[-1].replace(is_valid=False)
+    return group(()).with_records(rows)
+
+
+@every_group_advantage
+def test_a_group_advantage_follows_its_rollout_when_the_group_is_reordered(case):
+    made = full_group()
+    order = [3, 0, 4, 2, 1]
+    shuffled = made.with_records([made.records[number] for number in order])
+    found = [{row.id: row for row in case.brick(one).experiences} for one in (made, shuffled)]
+    assert found[0].keys() == found[1].keys()
+    for name, row in found[0].items():
+        for stream, value in row.streams.items():
+            assert np.allclose(value, found[1][name].streams[stream], rtol=1e-6, atol=1e-7), stream
+
+
+@every_group_advantage
+def test_an_invalid_rollout_changes_no_advantage_of_the_others(case):
+    whole = full_group(failed=[3])
+    expected = case.brick(whole.with_records([*whole.records[:3], whole.records[4]])).experiences
+    found = {row.id: row for row in case.brick(whole).experiences}
+    for row in expected:
+        for stream, value in row.streams.items():
+            assert np.allclose(found[row.id].streams[stream], value, rtol=1e-6, atol=1e-7), stream

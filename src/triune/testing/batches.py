@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ def group(rewards: Sequence[float | None], **changes: Any) -> Group:
 
 @dataclass
 class Row:
-    """One sequence as plain arrays; every stream has the sequence's length."""
+    """One sequence as plain arrays; every stream has the sequence's length. `values` are the trained critic's."""
 
     action_mask: np.ndarray
     streams: dict[str, np.ndarray]
@@ -57,6 +57,9 @@ class Row:
     source: Source = Source.POLICY
     pair: int = -1
     chosen: bool = False
+    weight: float = 1.0
+    margin: float = 0.0
+    values: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.action_mask)
@@ -85,9 +88,37 @@ def random_rows(num: int, *, seed: int = 0, missing: float = 0.1, spread: float 
     return rows
 
 
+def add_streams(rows: Sequence[Row], names: Iterable[str], *, seed: int = 0) -> None:
+    """Give rows further streams of plausible numbers, and values of a critic; what rows have already stays."""
+    for name in sorted(names):
+        chance = np.random.default_rng([seed, *name.encode()])
+        for row in rows:
+            if name in row.streams:
+                continue
+            if name.endswith("_logprobs"):
+                row.streams[name] = np.minimum(row.logprobs + chance.normal(0, 0.4, len(row)), -0.01)
+            elif name == "truncated":
+                row.streams[name] = np.full(len(row), float(chance.random() < 0.5))
+            else:
+                row.streams[name] = chance.normal(0, 0.5, len(row))
+    chance = np.random.default_rng([seed, 1])
+    for row in rows:
+        row.values = chance.normal(0, 0.5, len(row))
+
+
+def add_pairs(rows: Sequence[Row], *, seed: int = 0) -> None:
+    """Make neighbours that train something the halves of pairs, with a weight and a margin each."""
+    chance = np.random.default_rng(seed)
+    able = [row for row in rows if row.action_mask.any()]
+    for number, halves in enumerate(zip(able[::2], able[1::2], strict=False)):
+        chosen, weight, margin = int(chance.integers(2)), float(chance.random() + 0.5), float(chance.random())
+        for half, row in enumerate(halves):
+            row.pair, row.chosen, row.weight, row.margin = number, half == chosen, weight, margin
+
+
 @dataclass
 class Leaf:
-    """The new log-probs (and entropies) of all rows as one vector with gradient, so that layouts can be compared.
+    """The new log-probs (entropies, values) of all rows as one vector with gradient, so that layouts can be compared.
 
     `padding` collects what stood in the padding of each batch made; its gradient must be 0.
     """
@@ -96,11 +127,13 @@ class Leaf:
     dtype: torch.dtype = torch.float32
     logprobs: Tensor = field(init=False)
     entropy: Tensor = field(init=False)
+    values: Tensor | None = field(init=False)
     padding: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.logprobs = self._vector("logprobs")
         self.entropy = self._vector("entropy")
+        self.values = None if self.rows[0].values is None else self._vector("values")
         self._starts = np.cumsum([0, *(len(row) for row in self.rows)])
 
     def _vector(self, name: str) -> Tensor:
@@ -147,6 +180,7 @@ class Leaf:
         rows = [self.rows[number] for number in chosen]
         spare = 0 if is_packed else len(lines) - len(rows)
         index = torch.tensor(where)
+        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(row.pair for row in rows if row.pair >= 0))}
         batch = MicroBatch(
             tokens=torch.zeros(shape, dtype=torch.long),
             action_mask=torch.tensor(mask),
@@ -155,10 +189,13 @@ class Leaf:
             rollouts=torch.tensor([row.rollout for row in rows] + [0] * spare),
             rewards=torch.tensor([row.reward for row in rows] + [torch.nan] * spare, dtype=self.dtype),
             sources=torch.tensor([SOURCES.index(row.source) for row in rows] + [0] * spare),
-            pairs=torch.tensor([row.pair for row in rows] + [-1] * spare),
+            pairs=torch.tensor([numbers.get(row.pair, -1) for row in rows] + [-1] * spare),
             chosen=torch.tensor([row.chosen for row in rows] + [False] * spare),
+            weights=torch.tensor([row.weight for row in rows] + [torch.nan] * spare, dtype=self.dtype),
+            margins=torch.tensor([row.margin for row in rows] + [torch.nan] * spare, dtype=self.dtype),
         )
         end = torch.full((1,), fill, dtype=self.dtype, requires_grad=True)
         self.padding.append(end)
         logprobs, entropy = torch.cat([self.logprobs, end])[index], torch.cat([self.entropy, end])[index]
-        return batch.with_logprobs(logprobs, entropy=entropy)
+        made = batch.with_logprobs(logprobs, entropy=entropy)
+        return made if self.values is None else made.with_values(torch.cat([self.values, end])[index])

@@ -22,6 +22,8 @@ class Bonus:
     The entropy is that of the whole distribution at the sampling temperature, so the forward pass must keep the logits
     of all action tokens; `none` spares that.
 
+    Source: Williams and Peng 1991, "Function optimization using connectionist reinforcement learning algorithms".
+
     Attributes:
         coefficient: Weight per nat; below 0 it sharpens the policy.
     """

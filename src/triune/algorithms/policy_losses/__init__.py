@@ -5,10 +5,11 @@ field). A generated suite holds every loss to its words, a plug-in's too:
 
 * `expected_gradient` (required), on fresh samples of the current policy with exact advantages:
     `policy_gradient` = that of the expected reward. `imitation` = that of the data's mean log-prob.
-    `improves_reward`, `improves_likelihood` = biased, but going along it raises the expected reward, or the data's
-    log-prob; the docstring says what it equals. `bradley_terry` = that of a preference loss which vanishes where the
-    policy is the reference times exp(reward / beta). `nothing` = there is no term.
-* `gradient_scale` (default 1): how many times the claimed gradient it is.
+    `improves_reward` = biased, but going along it raises the expected reward; the docstring says what it equals.
+    `improves_likelihood` = each answer raises its own log-prob, with a weight that depends on the policy; over pairs,
+    the chosen answers' log-prob rises. `bradley_terry` = that of a loss over pairs which vanishes where the policy is
+    the reference times exp(reward / beta). `nothing` = there is no term.
+* `gradient_scale` (default 1): how many times the claimed gradient it is, at the first step.
 * `expert_gradient`, `expert_scale`: the same two for tokens of source `expert`, when they are treated differently.
 * `off_policy`: `exact` when the claim also holds on samples of another policy; `inside_clip` when it does while every
   ratio is near 1. Without it nothing is claimed.

@@ -24,7 +24,8 @@ class IPO:
 
     With h = log(policy / reference) of the chosen answer minus that of the rejected one, the loss of a pair is
     (h - (1/2 + margin) / beta)². DPO drives h to infinity where a pair is never labelled the other way; this square
-    does not. A row's margin is in units of reward (beta x h), as in DPO; the paper has none.
+    does not. A row's margin is in units of reward (beta x h), as in DPO; the paper has none. At the reference the
+    expected gradient is -1 / beta times that of log p(chosen) - log p(rejected).
 
     The paper's log-ratios are those of whole answers; implementations also divide them by the answers' lengths
     (`length: mean`), which lets short and long answers reach the same target with the same change per token.

@@ -29,7 +29,8 @@ class ORPO:
 
     With P the geometric mean of an answer's token probabilities (|y| counts the trained tokens) and odds = P / (1 - P),
     the loss of a pair is -log P(chosen) - coefficient x log sigmoid(log odds(chosen) - log odds(rejected) - margin).
-    No reference is needed. The rewards shown are coefficient x log P. A row's margin is ours; the paper has none.
+    No reference is needed. The rewards shown are coefficient x log P. A row's margin is ours; the paper has none. The
+    expected gradient is that of the chosen answers' cross-entropy plus a smaller one that vanishes as the odds part.
 
     Source: arXiv:2403.07691, eq. 6 and 7.
 

@@ -19,6 +19,8 @@ class CPT(Algorithm):
 
     Rows hold `text`. It is encoded with the special tokens that the tokenizer gives plain text, and an end token.
 
+    Source: domain-adaptive pre-training, arXiv:2004.10964.
+
     Attributes:
         max_tokens: Longer texts are cut into pieces of so many tokens; each begins with the last token of the one
             before, so that no token is lost. null = as long as the model's positions allow.

@@ -14,7 +14,10 @@ from triune.registry import brick, brick_field
 @brick("algorithm")
 @dataclass(frozen=True, kw_only=True)
 class SFT(Algorithm):
-    """Imitate stored answers; needs neither rewards nor an explorer."""
+    """Imitate stored answers; needs neither rewards nor an explorer.
+
+    Source: the first stage of InstructGPT, arXiv:2203.02155.
+    """
 
     advantage: Any = brick_field("advantage", NoAdvantage())
     policy_loss: Any = brick_field("policy_loss", SFTLoss())
