@@ -36,7 +36,12 @@ class FastDecoder:
         self.dtype, self.device = dtype, device
         self._turns = rotations(config, self.layout, max_context, device)
         self._weights: FastWeights | None = None
-        self._cache = self._allocate(0, 0)
+        self._hold(self._allocate(0, 0))
+
+    def _hold(self, cache: Tensor) -> None:
+        """Keep a cache, and a view of each layer with one line per position of every row."""
+        self._cache = cache
+        self._lines = list(cache.flatten(1, 2).unbind(0))
 
     def _allocate(self, num_rows: int, capacity: int) -> Tensor:
         size = (self.layout.num_layers, num_rows, capacity, self.layout.kv_width)
@@ -86,7 +91,7 @@ class FastDecoder:
         """Allocate so many rows and positions; what fits is kept."""
         old = self._cache
         rows, positions = min(num_rows, old.shape[1]), min(capacity, old.shape[2])
-        self._cache = self._allocate(num_rows, capacity)
+        self._hold(self._allocate(num_rows, capacity))
         if rows and positions:
             self._cache[:, :rows, :positions] = old[:, :rows, :positions]
 
@@ -122,7 +127,7 @@ class FastDecoder:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         write = _Fill(rows, self.device)
         x = weights.embedding[torch.from_numpy(padded).to(self.device).view(-1)]
-        turns = self._turns[:longest].repeat(num, 1)
+        turns = self._turns[:longest].repeat(num, 1)[:, None]
         last = torch.arange(num, device=self.device) * longest + lengths - 1
         for number, layer in enumerate(weights.layers):
             qkv = weights.project(layer, x, turns)
@@ -145,6 +150,7 @@ class FastDecoder:
         sizes = [len(part) for part in parts]
         spans = list(zip(rows.tolist(), starts, sizes, strict=True))
         turns = torch.cat([self._turns[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+        turns = turns[:, None]
         for number, layer in enumerate(weights.layers):
             qkv = weights.project(layer, x, turns)
             pieces = zip(qkv.split(sizes), spans, strict=True)
@@ -172,7 +178,7 @@ class FastDecoder:
         num, end = len(tokens_N), int(positions_N.max()) + 1
         positions = torch.from_numpy(positions_N).to(self.device)
         x = weights.embedding[torch.from_numpy(tokens_N).to(self.device)]
-        turns = self._turns[positions]
+        turns = self._turns[positions][:, None]
         slots = positions + torch.arange(num, device=self.device) * self.capacity
         mask = None
         if int(positions_N.min()) + 1 < end:
@@ -182,7 +188,7 @@ class FastDecoder:
         queries = layout.heads * layout.head_dim
         for number, layer in enumerate(weights.layers):
             qkv = weights.project(layer, x, turns)
-            self._cache[number].view(-1, layout.kv_width).index_copy_(0, slots, qkv[:, queries:])
+            self._lines[number].index_copy_(0, slots, qkv[:, queries:])
             q = qkv[:, :queries].view(num, layout.kv_heads, layout.group, layout.head_dim)
             k, v = self._keys_values(number, 0, num, end)
             attended = scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -191,10 +197,14 @@ class FastDecoder:
 
     def _keys_values(self, layer: int, first: int, last: int, end: int) -> tuple[Tensor, Tensor]:
         """Views [rows, kv_heads, positions, D] of the cache."""
-        layout = self.layout
-        both = self._cache[layer, first:last, :end].view(last - first, end, 2, layout.kv_heads, layout.head_dim)
-        keys, values = both.permute(2, 0, 3, 1, 4).unbind(0)
-        return keys, values
+        layout, (of_layer, of_row, of_position, _) = self.layout, self._cache.stride()
+        size = (last - first, layout.kv_heads, end, layout.head_dim)
+        stride = (of_row, layout.head_dim, of_position, 1)
+        keys = (
+            layer * of_layer + first * of_row
+        )  # one call each: at one sequence a step is as long as its calls are many
+        values = keys + layout.kv_width // 2
+        return self._cache.as_strided(size, stride, keys), self._cache.as_strided(size, stride, values)
 
     # ---- scoring
 
@@ -206,7 +216,7 @@ class FastDecoder:
     def _score(self, weights: FastWeights, ids: np.ndarray, temperature: float) -> np.ndarray:
         layout = self.layout
         tokens = torch.from_numpy(ids.astype(np.int64)).to(self.device)
-        x, turns = weights.embedding[tokens[:-1]], self._turns[: len(ids) - 1]
+        x, turns = weights.embedding[tokens[:-1]], self._turns[: len(ids) - 1, None]
         for layer in weights.layers:
             heads = weights.project(layer, x, turns).view(1, len(ids) - 1, -1, layout.head_dim).transpose(1, 2)
             q, k, v = heads.split([layout.heads, layout.kv_heads, layout.kv_heads], dim=1)

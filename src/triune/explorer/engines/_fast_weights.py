@@ -85,21 +85,20 @@ class FastWeights:
         heads = rows.unflatten(0, (-1, 2, self.layout.head_dim // 2))
         return heads.transpose(1, 2).flatten(0, 2).contiguous()
 
-    def project(self, layer: FastLayer, x_NH: Tensor, turn_ND: Tensor) -> Tensor:
+    def project(self, layer: FastLayer, x_NH: Tensor, turn_N1D: Tensor) -> Tensor:
         """Normed, projected, rotated queries and keys, and values: [N, (heads + 2 kv_heads) x D]."""
         layout = self.layout
         qkv = layer.qkv(rms_norm(x_NH, (layout.hidden,), layer.norm_in, layout.eps))
-        heads = qkv.view(-1, layout.heads + 2 * layout.kv_heads, layout.head_dim)
-        turned = heads[:, : layout.heads + layout.kv_heads]
+        num_turned = layout.heads + layout.kv_heads
+        turned = qkv[:, : num_turned * layout.head_dim]
         if layer.norm_q is not None:
-            size = (layout.head_dim,)
-            turned[:, : layout.heads] = rms_norm(turned[:, : layout.heads], size, layer.norm_q, layout.eps)
-            turned[:, layout.heads :] = rms_norm(turned[:, layout.heads :], size, layer.norm_k, layout.eps)
-        if qkv.dtype == torch.float32:
-            torch.view_as_complex(turned.unflatten(-1, (-1, 2))).mul_(turn_ND[:, None])
-        else:
-            pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2))) * turn_ND[:, None]
-            turned.copy_(torch.view_as_real(pairs).flatten(-2))
+            heads, size = turned.view(-1, num_turned, layout.head_dim), (layout.head_dim,)
+            heads[:, : layout.heads] = rms_norm(heads[:, : layout.heads], size, layer.norm_q, layout.eps)
+            heads[:, layout.heads :] = rms_norm(heads[:, layout.heads :], size, layer.norm_k, layout.eps)
+        exact = turned.float()  # the same memory when it is float32 already
+        torch.view_as_complex(exact.view(-1, num_turned, layout.head_dim // 2, 2)).mul_(turn_N1D)
+        if exact is not turned:
+            turned.copy_(exact)
         return qkv
 
     def finish_layer(self, layer: FastLayer, x_NH: Tensor, attended_NH: Tensor) -> Tensor:
