@@ -13,7 +13,7 @@ import pytest
 import triune
 from triune.buffer import BufferSettings, open_buffer
 from triune.cli.boundary import run as command_line
-from triune.errors import TaskError
+from triune.errors import RunFailed, TaskError
 from triune.testing.run_files import save_run_file
 
 
@@ -89,6 +89,23 @@ def test_answers_and_texts_in_a_file_lower_the_loss(tmp_path):
         assert len(losses) == 6
         assert losses[-1] < losses[0]
     assert min(steps(tmp_path, "cpt", "num_sequences")) > 8, "long texts are several sequences"
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_case_42_a_resumed_run_has_the_reference_and_the_state_it_began_with(tmp_path, failpoints, name):
+    rows = pairs(20) if name == "dpo" else [{**row, "answer": row["chosen"], "label": True} for row in pairs(20)]
+    unit = "pairs_per_step" if name == "dpo" else "sequences_per_step"
+    sections = {"algorithm": name, "deterministic": True, "trainer": {unit: 4, "save_every": 2}}
+    train(tmp_path, config(tmp_path, rows, name="whole", **sections))
+    failpoints("trainer.checkpoint.after_rename:2:raise")
+    with pytest.raises(RunFailed, match="failpoint"):
+        triune.run(config(tmp_path, rows, name="cut", **sections))
+    failpoints("")
+    assert triune.run(config(tmp_path, rows, name="cut", **sections), resume=True)["steps"] == 5
+    one, other = (tmp_path / "runs" / name / "export" / "model.safetensors" for name in ("whole", "cut"))
+    assert one.read_bytes() == other.read_bytes()
+    if name == "kto":
+        assert steps(tmp_path, "cut", "reference_point")[-1] > 0
 
 
 def test_a_row_without_what_is_read_ends_the_run_before_the_model_is_loaded(tmp_path):
