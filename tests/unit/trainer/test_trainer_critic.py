@@ -255,8 +255,11 @@ def digests(trainer: Trainer) -> tuple[str, str]:
     return weight_digest(dict(trainer.policy.trainable)), weight_digest(trainer.critic.state())
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["full", "lora"])
-@pytest.mark.parametrize("settings", [{}, {"epochs": 2, "mini_batches": 2}], ids=["one", "four"])
+@pytest.mark.parametrize(
+    ("lora", "settings"),
+    [(None, {}), (LoraSettings(rank=2), {"epochs": 2, "mini_batches": 2})],
+    ids=["full", "adapters and four updates"],
+)
 def test_case_42_a_resumed_run_with_a_critic_ends_with_the_weights_of_one_that_was_not_interrupted(
     tmp_path: Path, lora: Any, settings: Any
 ):
