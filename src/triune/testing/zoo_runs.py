@@ -19,7 +19,7 @@ def zoo_run(algorithm: str, folder: Path, *, steps: int, seed: int = 0, size: in
     """Configuration of a run in which an algorithm of the zoo learns sums of two-digit numbers.
 
     Algorithms that sample get tasks; those that read get a file of rows with right (and, where wanted, wrong) answers.
-    A teacher is the model in `folder/teacher`, where there is one, else the shipped one.
+    A teacher is the model in `folder/teacher`; where there is none, a copy of the shipped one with noise in its weights.
 
     Args:
         algorithm: Name in the zoo.
@@ -53,8 +53,7 @@ def zoo_run(algorithm: str, folder: Path, *, steps: int, seed: int = 0, size: in
     if "expert" in getattr(brick.sampling, "buffers", ()):
         config["expert"] = {"use": "jsonl", "path": str(save_rows(folder, "answers"))}
     if "teacher_logprobs" in brick.needs:
-        taught = folder / "teacher"
-        config["teacher"] = {"path": str(taught) if taught.exists() else "triune/nano"}
+        config["teacher"] = {"path": str(save_teacher(folder))}
     return config
 
 
@@ -64,6 +63,25 @@ def save_rows(folder: Path, reads: str) -> Path:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[reads]()))
+    return path
+
+
+def save_teacher(folder: Path) -> Path:
+    """The folder of the teacher; made, of another opinion than the shipped model, where there is none."""
+    path = folder / "teacher"
+    if not path.exists():
+        import torch
+
+        from triune.models import ModelSettings, export_model, load_model, resolve_model
+
+        model, chance = load_model(ModelSettings(path="triune/nano"), "cpu"), torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += 0.02 * torch.randn(weight.shape, generator=chance)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model("triune/nano").location)
+        export_model(model, path, tokenizer=tokenizer, source_name="triune/nano")
     return path
 
 
