@@ -1,5 +1,7 @@
 """A loss in a user's file is proven like a built-in one, and one that says something wrong is found out."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,19 @@ class PerMicroBatch:
     def __call__(self, batch, state, progress):
         value = -batch.advantages * batch.logprobs / batch.action_mask.sum()
         return [Term("policy_loss", value, batch.action_mask, per="sum")]
+
+
+@brick("policy_loss")
+@dataclass(frozen=True, kw_only=True)
+class SeesPadding:
+    """Takes a mean over a tensor instead of over its trained tokens."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"advantages"})
+    expected_gradient: ClassVar[str] = "policy_gradient"
+
+    def __call__(self, batch, state, progress):
+        value = -(batch.advantages - batch.advantages.mean()) * batch.logprobs
+        return [Term("policy_loss", value, batch.action_mask)]
 '''
 
 
@@ -102,11 +117,14 @@ def test_a_hidden_part_of_a_gradient_is_found(plugged):
     assert slopes_of(plugged["policy_loss-undeclared"]).wrong()
 
 
-def test_a_loss_that_divides_by_its_micro_batch_is_found(plugged):
-    case = plugged["policy_loss-per_micro_batch"]
+@pytest.mark.parametrize(
+    ("name", "layout"), [("per_micro_batch", layouts.split(2)), ("sees_padding", layouts.stuffed(math.nan))]
+)
+def test_a_loss_that_depends_on_its_layout_is_found(plugged, name, layout):
+    case = plugged[f"policy_loss-{name}"]
     expected = layouts.update(case.algorithm, rows_of(case))
     with pytest.raises(AssertionError):
-        layouts.agree(layouts.update(case.algorithm, rows_of(case), layouts.split(2)), expected)
+        layouts.agree(layouts.update(case.algorithm, rows_of(case), layout), expected)
 
 
 def test_what_a_brick_refuses_is_no_setting():
