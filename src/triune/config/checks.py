@@ -93,6 +93,25 @@ def _pipeline(config: RunConfig) -> Iterator[ConfigError]:
             yield error
 
 
+def _flat_groups(config: RunConfig) -> Iterator[ConfigError]:
+    """Dropping what is flat, where nothing else there is or where flat groups teach something."""
+    algorithm = config.algorithm
+    droppers = {f"pipeline.{number}": operator for number, operator in enumerate(config.pipeline)}
+    for where, brick in {**droppers, "algorithm.sampling": algorithm.sampling}.items():
+        if not getattr(brick, "drops_flat_groups", False):
+            continue
+        if algorithm.group_size == 1:
+            yield ConfigError(
+                where, f"found {_brick_name(brick)} with `algorithm.group_size: 1`: every group of one is flat",
+                "groups of several", "leave it out, or write `algorithm.group_size: 8`",
+            )  # fmt: skip
+        elif getattr(algorithm.advantage, "keeps_flat_groups", False):
+            yield ConfigError(
+                where, f"found {_brick_name(brick)}, and {_brick_name(algorithm.advantage)} learns from flat groups too",
+                "an advantage that is 0 on them", "leave it out",
+            )  # fmt: skip
+
+
 def _truncation(config: RunConfig) -> Iterator[ConfigError]:
     """Case 2: truncated sampling without the log-probs that correct for it."""
     explorer = config.explorer
@@ -334,6 +353,7 @@ CHECKS: tuple[Check, ...] = (
     _critic,
     _teacher,
     _pipeline,
+    _flat_groups,
     _truncation,
     _groups,
     _batch_unit,

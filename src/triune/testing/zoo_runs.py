@@ -19,7 +19,7 @@ def zoo_run(algorithm: str, folder: Path, *, steps: int, seed: int = 0, size: in
     """Configuration of a run in which an algorithm of the zoo learns sums of two-digit numbers.
 
     Algorithms that sample get tasks; those that read get a file of rows with right (and, where wanted, wrong) answers.
-    A teacher is the model in `folder/teacher`; where there is none, a copy of the shipped one with noise in its weights.
+    A teacher is the model in `folder/teacher`; where there is none, the shipped one with noise in its weights.
 
     Args:
         algorithm: Name in the zoo.

@@ -20,8 +20,8 @@ class AsymREAdvantage:
     old policy are imitated more than bad ones are pushed away, and the policy improves without collapsing; above it,
     the support shrinks to few answers.
 
-    A flat group, also one with a single valid rollout, keeps the positive advantage `-shift` on purpose: do not put
-    `drop_flat_groups` before this.
+    A flat group, also one with a single valid rollout, keeps the positive advantage `-shift` on purpose, so
+    dropping flat groups is refused.
 
     Source: AsymRE, arXiv:2506.20520, whose experiments recommend a small negative shift.
 
@@ -32,6 +32,8 @@ class AsymREAdvantage:
     shift: float = -0.1
     where: ClassVar[str] = "pipeline"
     least_group: ClassVar[int] = 2
+    keeps_flat_groups: ClassVar[bool] = True
+    zero_on_flat: ClassVar[bool] = False
 
     def __call__(self, group: Group) -> Group:
         """Subtract mean and shift."""

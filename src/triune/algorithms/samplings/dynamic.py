@@ -45,6 +45,7 @@ class Dynamic:
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
     fresh_ratio: ClassVar[float] = 1.0
     buffers: ClassVar[tuple[str, ...]] = ("main",)
+    drops_flat_groups: ClassVar[bool] = True
 
     async def __call__(
         self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ class DropFlatGroups:
 
     part: str = ""
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
+    drops_flat_groups: ClassVar[bool] = True
 
     def __call__(self, group: Group) -> Group | None:
         """Return the group, or None when it is flat or has no valid rollout."""
