@@ -107,7 +107,7 @@ def _flat_groups(config: RunConfig) -> Iterator[ConfigError]:
             )  # fmt: skip
         elif getattr(algorithm.advantage, "keeps_flat_groups", False):
             yield ConfigError(
-                where, f"found {_brick_name(brick)}, and {_brick_name(algorithm.advantage)} learns from flat groups too",
+                where, f"found {_brick_name(brick)}, and {_brick_name(algorithm.advantage)} learns from flat groups",
                 "an advantage that is 0 on them", "leave it out",
             )  # fmt: skip
 

@@ -19,7 +19,7 @@ class ReMaxAdvantage:
     """Credit each rollout with its reward minus what the policy's greedy answer to the same task earned.
 
     The greedy answer does not depend on what was sampled, so the expected gradient is exactly the policy gradient, and
-    a group of one sampled rollout suffices. The explorer adds one greedy member to every group (temperature 0), which is
+    a group of one sampled rollout suffices. The explorer adds a greedy member to every group (temperature 0), which is
     left out of the batch: greedy tokens have no log-prob to train. In groups from elsewhere the baseline may stand in a
     metric of the rollouts; where there is neither, the group is refused: any other number would be another method.
 
