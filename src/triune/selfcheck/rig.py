@@ -25,6 +25,7 @@ from triune.launcher.explorer_side import (
     build_explorer_side,
     build_pipeline,
     is_imitation,
+    is_stored,
     load_tokenizer,
     with_engine_dtype,
 )
@@ -90,7 +91,7 @@ class Rig:
         self.asked = config
         self._given = {"workflow": workflow, "reward": reward}
         self.lane, self.calls = ThreadLane("selfcheck"), list[Call]()
-        self.is_imitation = is_imitation(config.algorithm)
+        self.is_imitation, self.is_stored = is_imitation(config.algorithm), is_stored(config)
         self.sampling_s = 0.0
         self.failures: list[str] = []
         self.tasks: Tasks
@@ -179,17 +180,16 @@ class Rig:
         self, buffer: Any, *, config: RunConfig | None = None, monitor: Any = None, folder: Path | None = None
     ) -> TrainerSide:
         """A trainer of its own, with the model as it is on disk."""
-        side = await build_trainer_side(
+        return await build_trainer_side(
             config or self.config,
             tasks=self.tasks,
             buffer=buffer,
             lane=self.lane,
-            monitor=monitor or Rows(),
+            monitor=monitor or Rows(),  # type: ignore[arg-type]  # a monitor that writes no files
             folder=folder or self.new_folder(),
             epoch=0,
             allow_changes=True,
         )
-        return side
 
     def new_folder(self) -> Path:
         """A folder that nobody else writes to."""
@@ -220,6 +220,8 @@ class Rig:
 
     async def _sample(self) -> list[Sampled]:
         assert self._buffer is not None, "open was called"
+        if self.is_stored:
+            raise WorkflowError("sampling", "the run trains on experience that is stored already", "tasks to sample")
         engine = Recorded(inner=self._served.explorer.engine, calls=self.calls)
         explorer = self._served.explorer.model_copy(update={"engine": engine})
         side = self._explorer = build_explorer_side(
@@ -324,9 +326,7 @@ class Rig:
         """One step with one update: what a run does first."""
         asked, unit = self.asked, wanted_unit(self.config.algorithm)
         algorithm = self.config.algorithm
-        if algorithm.recomputes_old(
-            num_updates=asked.trainer.updates_per_step, max_staleness=asked.sync.max_staleness
-        ):
+        if algorithm.recomputes_old(num_updates=asked.trainer.updates_per_step, max_staleness=asked.sync.max_staleness):
             algorithm = dataclasses.replace(algorithm, old_logprobs="always")
         step = {"steps": 1, "epochs": 1, "mini_batches": 1, unit: num_entries, **changes}
         trainer = self.config.trainer.model_copy(update=step)

@@ -102,9 +102,11 @@ async def _finding(check: Check, rig: Any) -> Finding:
 
 
 def _verdict_of(error: Exception, check: Check, rig: Any) -> Verdict:
-    if error is rig.sampling_error and check.check_name != "rollouts":
-        return skipped("nothing was sampled; see `rollouts`")
+    if error is rig.sampling_error and (rig.is_stored or check.check_name != "rollouts"):
+        return skipped(rig.sampling_error.found if rig.is_stored else "nothing was sampled; see `rollouts`")
     if isinstance(error, TriuneError):
         expected = f"; expected {error.expected}" if error.expected else ""
         return failed(f"{error.where}: {error.found}{expected}", error.do or "mend what the message names")
-    return failed(f"{type(error).__name__}: {error}", "run again with --debug, and report it when the cause is not yours")
+    return failed(
+        f"{type(error).__name__}: {error}", "run again with --debug, and report it when the cause is not yours"
+    )

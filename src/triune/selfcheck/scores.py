@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from triune.records import Experience, Group
 from triune.selfcheck.rig import experiences_of, leases_of
 from triune.trainer.batch import build_batch
+from triune.trainer.layout import MAX_TREE
 
 if TYPE_CHECKING:
     from triune.trainer import Policy
     from triune.trainer.layout import Micro
 
 Key = tuple[bytes, bytes, bytes]
-"""Tokens up to the last trained one, which of them are trained, and the temperature: equal keys have equal log-probs."""
+"""Tokens up to the last trained one, which of them are trained, and the temperature: equal keys, equal log-probs."""
 
 WEIGHT = "selfcheck_weight"
 """Name of the stream that holds what a row's log-probs are multiplied by."""
 
 
-def layouts(policy: Policy) -> dict[str, dict[str, int]]:
+class Layout(NamedTuple):
+    """How rows are laid out: tokens of a micro-batch, and columns of the widest tree (0 = no trees)."""
+
+    budget: int
+    widest: int = MAX_TREE
+
+
+def layouts(policy: Policy) -> dict[str, Layout]:
     """Ways to lay the same rows out: what a run does, padded rows without shared beginnings, and every row alone."""
     budget = policy.tokens_per_micro_batch
     return {
-        "as a run does": {"budget": budget},
-        "padded": {"budget": budget, "widest": 0},
-        "alone": {"budget": 1, "widest": 0},
+        "as a run does": Layout(budget),
+        "padded": Layout(budget, 0),
+        "alone": Layout(1, 0),
     }
 
 
-def micros_of(policy: Policy, groups: Sequence[Group], streams: Sequence[str] = (), **layout: int) -> list[Micro]:
+def micros_of(
+    policy: Policy, groups: Sequence[Group], streams: Sequence[str] = (), *, layout: Layout | None = None
+) -> list[Micro]:
     """Lay out the experiences of some groups."""
     batch = build_batch(
         leases_of([group.with_records(experiences_of(group)) for group in groups]),
@@ -40,15 +50,15 @@ def micros_of(policy: Policy, groups: Sequence[Group], streams: Sequence[str] = 
         mini_batches=1,
         seed=(0, 0),
         device=policy.device,
-        **{"budget": policy.tokens_per_micro_batch, **layout},
+        **(layout or Layout(policy.tokens_per_micro_batch))._asdict(),
     )
     return batch.micros
 
 
-def score(policy: Policy, groups: Sequence[Group], **layout: int) -> dict[Key, np.ndarray]:
+def score(policy: Policy, groups: Sequence[Group], layout: Layout | None = None) -> dict[Key, np.ndarray]:
     """float32[n] per experience: log-probs of its trained tokens. Runs on the lane."""
     found: dict[Key, np.ndarray] = {}
-    for micro in micros_of(policy, groups, **layout):
+    for micro in micros_of(policy, groups, layout=layout):
         logprobs = policy.logprobs(micro)[0].detach().float().cpu().numpy()
         mask, tokens = micro.batch.action_mask.cpu().numpy(), micro.batch.tokens.cpu().numpy()
         temperature = _temperatures(micro, mask)
@@ -91,7 +101,7 @@ def _key(tokens: np.ndarray, mask: np.ndarray, temperature: np.ndarray) -> Key |
 
 
 def gradient_of(
-    policy: Policy, groups: Sequence[Group], weights: Mapping[str, float] | None = None, **layout: int
+    policy: Policy, groups: Sequence[Group], weights: Mapping[str, float] | None = None, layout: Layout | None = None
 ) -> dict[str, Any]:
     """Gradient of the sum of log-probs, each experience's times its weight. Runs on the lane.
 
@@ -101,16 +111,12 @@ def gradient_of(
         weights: By `str(experience.id)`; None = 1 for all.
         layout: Of the rows.
     """
-    weighted = [
-        group.with_records([_with_weight(row, weights) for row in experiences_of(group)]) for group in groups
-    ]
+    weighted = [group.with_records([_with_weight(row, weights) for row in experiences_of(group)]) for group in groups]
     _clear(policy)
-    for micro in micros_of(policy, weighted, (WEIGHT,), **layout):
+    for micro in micros_of(policy, weighted, (WEIGHT,), layout=layout):
         logprobs = policy.logprobs(micro)[0]
         (logprobs * micro.batch.stream(WEIGHT)).sum().backward()
-    found = {
-        name: value.grad.detach().clone() for name, value in policy.trainable.items() if value.grad is not None
-    }
+    found = {name: value.grad.detach().clone() for name, value in policy.trainable.items() if value.grad is not None}
     _clear(policy)
     return found
 

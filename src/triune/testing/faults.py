@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from triune.ports import Completion
 from triune.records import Experience, Stop
 
 LORA = {"model": {"lora": {"rank": 4}}}
@@ -59,7 +60,12 @@ def fault(found_by: str, says: str, **sections: Any) -> Callable[[Callable[[], I
         made = contextmanager(function)
         name: str = function.__name__
         FAULTS[name] = Fault(
-            name=name, breaks=(function.__doc__ or "").strip(), found_by=found_by, says=says, sections=sections, plant=made
+            name=name,
+            breaks=(function.__doc__ or "").strip(),
+            found_by=found_by,
+            says=says,
+            sections=sections,
+            plant=made,
         )
         return made
 
@@ -247,7 +253,7 @@ def _completed(change: Callable[[Any, Any], Any]) -> AbstractContextManager[None
     def make(generate: Any) -> Any:
         async def changed(self: Any, request: Any) -> Any:
             done = change(request, await generate(self, request))
-            return await done(self) if callable(done) else done
+            return done if isinstance(done, Completion) else await done(self)
 
         return changed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +19,16 @@ FIX = "look at the advantage brick of the algorithm"
 @check("advantages", "better rollouts are credited more, and groups without a difference nothing")
 async def advantages(rig: Rig) -> Verdict:
     """Hold advantages of real groups against their rewards, then those of the same groups with rewards dealt out."""
-    brick = rig.algorithm.advantage
+    brick: Any = rig.algorithm.advantage
     if rig.is_imitation or not getattr(brick, "makes_advantages", True):
         return skipped("the algorithm imitates, and credits nothing")
     if not callable(brick):
         return skipped("the trainer makes the advantages of a whole batch; see `direction`")
-    groups = [one for one in await rig.groups()]
-    is_scaled = getattr(brick, "where", "pipeline") == "pipeline"
+    groups = await rig.groups()
+    full = next((one.raw for one in groups if len(one.raw.members) > 1), None)
+    is_half = getattr(brick, "where", "pipeline") != "pipeline"
+    if full is not None and is_half and _says_nothing(credited(brick, full, DEALS["one better"])):
+        return skipped("the trainer makes the advantages of a whole batch; see `direction`")
     num_mixed = 0
     for one in groups:
         if one.shaped is not None and is_plain(one.raw, one.shaped):
@@ -32,15 +36,13 @@ async def advantages(rig: Rig) -> Verdict:
             if problem is not None:
                 return problem
             num_mixed += len(set(one.shaped.rewards.tolist())) > 1
-    full = next((one.raw for one in groups if len(one.raw.members) > 1), None)
     if full is None:
         return passed("groups of one: the advantage is a function of the rollout's own reward")
     for name, deal in DEALS.items():
-        dealt = brick(with_rewards(full, deal))
-        problem = judge(dealt, rig, f" (rewards dealt out: {name})")
+        problem = judge(credited(brick, full, deal), rig, f" (rewards dealt out: {name})")
         if problem is not None:
             return problem
-    scaled = "" if is_scaled else "; the trainer divides them afterwards"
+    scaled = "; the trainer goes on with them" if is_half else ""
     return passed(f"{num_mixed} sampled groups with different rewards, and {len(DEALS)} dealt ones{scaled}")
 
 
@@ -51,6 +53,16 @@ DEALS: dict[str, Callable[[Experience], float]] = {
     "one worse": lambda row: float(row.member != 0),
 }
 """Rewards by rollout, for groups whose own may all be the same."""
+
+
+def credited(brick: Any, group: Group, deal: Callable[[Experience], float]) -> Group:
+    """What an advantage makes of a group whose rewards were dealt out."""
+    return brick(with_rewards(group, deal))
+
+
+def _says_nothing(group: Group) -> bool:
+    """Whether no rollout is credited, though their rewards differ."""
+    return not any(row.advantages is not None and row.advantages.any() for row in experiences_of(group))
 
 
 def is_plain(raw: Group, shaped: Group) -> bool:
@@ -102,7 +114,7 @@ def _judge(group: Group, rewards: np.ndarray, credits: np.ndarray, rig: Rig, whe
     return None
 
 
-def zero_on_flat(brick: object) -> bool:
+def zero_on_flat(brick: Any) -> bool:
     """Whether a group whose rewards are all equal gets exactly 0: so for those that compare, unless they say no."""
     return getattr(brick, "zero_on_flat", getattr(brick, "least_group", 1) > 1)
 
@@ -115,14 +127,15 @@ def _of(rows: Sequence[Experience]) -> np.ndarray | None:
 @check("direction", "the first step makes better answers likelier")
 async def direction(rig: Rig) -> Verdict:
     """Angle between the step's gradient and that of the rewards, made here from nothing but rewards and log-probs."""
-    if not rig.is_imitation and getattr(rig.algorithm.advantage, "where", "pipeline") != "pipeline" and not callable(
-        rig.algorithm.advantage
-    ):
-        return skipped("advantages depend on a critic or a teacher that has learned nothing yet")
+    if rig.algorithm.needs & {"values", "teacher_logprobs"}:
+        return skipped("a critic or a teacher decides what is better, not the reward alone")
     groups = await rig.trainable()
     if getattr(rig.algorithm, "unit", "") == "pair":
         weights = {str(record.chosen.id): 1.0 for group in groups for record in group.records}  # type: ignore[union-attr]
         weights |= {str(record.rejected.id): -1.0 for group in groups for record in group.records}  # type: ignore[union-attr]
+    elif rig.algorithm.reads == "labels":
+        rows = [row for group in groups for row in experiences_of(group)]
+        weights = {str(row.id): 1.0 if (row.reward or 0.0) > 0 else -1.0 for row in rows}
     elif rig.is_imitation:
         weights = {str(row.id): 1.0 for group in groups for row in experiences_of(group)}
     else:

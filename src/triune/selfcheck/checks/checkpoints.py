@@ -43,6 +43,6 @@ async def checkpoint(rig: Rig) -> Verdict:
     if digests[0] != digests[1]:
         return failed("the resumed model differs from the one that was trained, outside the trained parameters", FIX)
     return passed(
-        f"step {found.state.step}: {len(saved.parts[0])} tensors of weights and {len(saved.parts[1])} of the optimiser, "
-        "bit for bit"
+        f"step {found.state.step}: {len(saved.parts[0])} tensors of weights and {len(saved.parts[1])} of the "
+        "optimiser, bit for bit"
     )

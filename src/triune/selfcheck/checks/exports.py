@@ -33,9 +33,7 @@ async def export(rig: Rig) -> Verdict:
         await rig.lane.run(perturb, policy)
         state = await rig.lane.run(lambda: copies(policy.state()))
         await rig.lane.run(
-            lambda: export_model(
-                policy.model, target, tokenizer=rig.tokenizer.hf, source_name=rig.config.model.path
-            )
+            lambda: export_model(policy.model, target, tokenizer=rig.tokenizer.hf, source_name=rig.config.model.path)
         )
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     settings = {"path": str(target), "lora": None, "dtype": dtype, "chat_template": None}
@@ -47,7 +45,8 @@ async def export(rig: Rig) -> Verdict:
         return problem
     prompts = [row.tokens[: int(np.flatnonzero(row.action_mask)[0])] for row in rows]
     prompts = list({prompt.tobytes(): prompt for prompt in prompts if len(prompt)}.values())[:ASKED]
-    ours, theirs = [await _greedy(rig, one, weights, prompts) for one, weights in ((rig.config, state), (config, found))]
+    ours = await _greedy(rig, rig.config, state, prompts)
+    theirs = await _greedy(rig, config, found, prompts)
     for one, other in zip(ours, theirs, strict=True):
         if one != other:
             return failed(f"the trained model says {one!r} and the exported one {other!r}", "look at the export")

@@ -49,7 +49,9 @@ def _identity(raws: Sequence[Group]) -> Verdict | None:
                 )
         for member, rows in raw.members.items():
             if len({row.reward for row in rows}) > 1:
-                return failed(f"group {raw.id}: experiences of rollout {member} have different rewards", "one reward each")
+                return failed(
+                    f"group {raw.id}: experiences of rollout {member} have different rewards", "one reward each"
+                )
     return None
 
 

@@ -35,12 +35,12 @@ async def layout(rig: Rig) -> Verdict:
     """Lay the same rollouts out in three ways."""
     groups = await rig.trainable()
     ways = layouts(rig.policy)
-    truth = await rig.lane.run(lambda: score(rig.policy, groups, **ways["alone"]))
+    truth = await rig.lane.run(lambda: score(rig.policy, groups, ways["alone"]))
     if not truth:
         return skipped("the groups hold no experience to score")
     bound, worst = rig.tolerance.layout, 0.0
     for name, way in ways.items():
-        found = await rig.lane.run(lambda way=way: score(rig.policy, groups, **way))
+        found = await rig.lane.run(lambda way=way: score(rig.policy, groups, way))
         if found.keys() != truth.keys():
             return failed(f"laid out {name}, other tokens are trained than one row at a time", "look at the layout")
         gap = _gap(truth, found, mean=True)
@@ -52,8 +52,8 @@ async def layout(rig: Rig) -> Verdict:
                 "look at the trainer's layout: positions, the mask between answers, and what stands on padding",
                 gap=gap,
             )
-    alone = await rig.lane.run(lambda: gradient_of(rig.policy, groups, **ways["alone"]))
-    together = await rig.lane.run(lambda: gradient_of(rig.policy, groups, **ways["as a run does"]))
+    alone = await rig.lane.run(lambda: gradient_of(rig.policy, groups, layout=ways["alone"]))
+    together = await rig.lane.run(lambda: gradient_of(rig.policy, groups, layout=ways["as a run does"]))
     difference = compare(alone, together)
     if not difference.relative <= rig.tolerance.gradient:
         return failed(

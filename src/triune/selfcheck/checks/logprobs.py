@@ -6,7 +6,7 @@ import numpy as np
 
 from triune.records import Experience, Source
 from triune.selfcheck.report import Verdict, check, failed, passed, skipped
-from triune.selfcheck.rig import Rig
+from triune.selfcheck.rig import Rig, experiences_of
 from triune.selfcheck.scores import key_of, score, trained_part
 
 ASKED = 6
@@ -18,10 +18,13 @@ async def logprobs(rig: Rig) -> Verdict:
     """Compare per token; where they differ, the engine scores the same ids again and tells whose fault it is."""
     if rig.is_imitation:
         return skipped("nothing is sampled: demonstrations have no log-probs of a sampler")
-    rows = [row for row in await rig.experiences() if row.source is Source.POLICY and row.num_actions]
-    raws = [one.raw.map(lambda row: row.replace(is_valid=True)) for one in await rig.groups()]
+    rows = [row for row in await rig.experiences() if is_sampled(row)]
     if not rows:
         return skipped("no experience was sampled by the policy")
+    raws = [
+        one.raw.with_records([row.replace(is_valid=True) for row in experiences_of(one.raw) if is_sampled(row)])
+        for one in await rig.groups()
+    ]
     trained = await rig.lane.run(score, rig.policy, raws)
     pairs = [(row, trained.get(key)) for row in rows if (key := key_of(row)) is not None]
     known = [(row, values) for row, values in pairs if values is not None]
@@ -54,6 +57,11 @@ async def logprobs(rig: Rig) -> Verdict:
         )
     cause, fix = await _blame(rig, known, gap)
     return failed(f"{gap:.3g} nats apart per token on average, {bound:g} allowed: {cause}", fix, **numbers)
+
+
+def is_sampled(row: Experience) -> bool:
+    """Whether the policy drew it; a greedy member (a baseline) has no log-probs to train."""
+    return row.source is Source.POLICY and row.num_actions > 0 and bool(np.all(row.temperature))
 
 
 async def _blame(rig: Rig, known: list[tuple[Experience, np.ndarray]], gap: float) -> tuple[str, str]:

@@ -11,7 +11,9 @@ from triune.selfcheck.recorder import Call
 from triune.selfcheck.report import Verdict, check, failed, passed, skipped
 from triune.selfcheck.rig import Rig, experiences_of
 
-ASSEMBLY = "the recorder (explorer) or an operator that edits tokens; a workflow of your own must not edit what it records"
+ASSEMBLY = (
+    "the recorder (explorer) or an operator that edits tokens; a workflow of your own must not edit what it records"
+)
 
 
 @check("mask", "the action mask holds exactly the tokens that were sampled, with their log-probs")

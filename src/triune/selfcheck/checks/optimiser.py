@@ -47,7 +47,9 @@ async def optimiser(rig: Rig) -> Verdict:
                 num_unchanged=len(still),
             )
     if not changed:
-        return failed("the step changed no parameter", "look at the learning rate, the clip and the dtype of the weights")
+        return failed(
+            "the step changed no parameter", "look at the learning rate, the clip and the dtype of the weights"
+        )
     num_frozen = len(after) - len(trained)
     rest = f"; {num_frozen} frozen ones did not" if num_frozen else ""
     return passed(f"{len(changed)} of {len(trained)} trained parameters changed{rest}", num_changed=len(changed))

@@ -43,4 +43,6 @@ async def reference(rig: Rig) -> Verdict:
             "freeze a copy of the initial weights (under LoRA, switch the adapter off)",
             drift=drift,
         )
-    return passed(f"the policy was moved by {move:.2g} nats and the reference by {drift:.1g}", start=at_start, drift=drift)
+    return passed(
+        f"the policy was moved by {move:.2g} nats and the reference by {drift:.1g}", start=at_start, drift=drift
+    )

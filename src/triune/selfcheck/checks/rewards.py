@@ -64,8 +64,7 @@ async def reward_validity(rig: Rig) -> Verdict:
     """Count rollouts whose reward failed."""
     if rig.is_imitation:
         return skipped(NO_REWARD)
-    await rig.groups()
-    rows = [row for row in await rig.experiences()]
+    rows = await rig.experiences()
     lost = [failure for failure in rig.failures if failure.startswith("reward:")]
     invalid = [row for row in rows if not row.is_valid or row.reward is None or not math.isfinite(row.reward)]
     if lost or invalid:
@@ -74,7 +73,7 @@ async def reward_validity(rig: Rig) -> Verdict:
         why = lost[0].removeprefix("reward: ") if lost else f"{invalid[0].id} has reward {invalid[0].reward}"
         return failed(
             f"{num} of {total} rollouts have no reward: {why}",
-            "return a finite number for any text a model may write; such a rollout is invalid and leaves the statistics",
+            "return a finite number for any text a model may write; such rollouts leave the statistics",
             invalid_ratio=num / max(total, 1),
         )
     return passed(f"{len(rows)} finite rewards", num_rewards=len(rows))
@@ -122,15 +121,13 @@ async def reward_order(rig: Rig) -> Verdict:
     for one, before, after in zip(answers, first, again, strict=True):
         if before != after:
             return failed(
-                f"reward {one.scorer.name} on task {one.task.taskset}/{one.task.key}: the answer {_short(one.answer)!r} "
-                f"got {before:g}, and {after:g} when the same answers were scored in another order",
+                f"{_where(one)} got {before:g}, and {after:g} when the same answers were scored in another order",
                 "a reward must depend on task and answer only: keep no state between calls, and draw no random numbers",
             )
         recorded = one.row.reward
         if one.is_whole and recorded is not None and one.row.is_valid and recorded != before:
             return failed(
-                f"reward {one.scorer.name} on task {one.task.taskset}/{one.task.key}: the answer {_short(one.answer)!r} "
-                f"got {recorded:g} in its rollout and {before:g} when it was scored again",
+                f"{_where(one)} got {recorded:g} in its rollout and {before:g} when it was scored again",
                 "a reward must depend on task and answer only; a judge needs temperature 0",
             )
     return passed(f"{len(answers)} answers got the same reward in another order", num_answers=len(answers))
@@ -188,6 +185,10 @@ async def reward_speed(rig: Rig) -> Verdict:
 
 def _first_group(answers: Sequence[Scored]) -> list[Scored]:
     return [each for each in answers if each.task is answers[0].task]
+
+
+def _where(one: Scored) -> str:
+    return f"reward {one.scorer.name} on task {one.task.taskset}/{one.task.key}: the answer {_short(one.answer)!r}"
 
 
 def _short(text: str) -> str:

@@ -21,8 +21,8 @@ async def rollouts(rig: Rig) -> Verdict:
     empty = [one.raw.id for one in sampled if not len(one.raw)]
     if empty:
         return failed(f"group {empty[0]} holds no record", "return a reward from the workflow for every rollout")
-    what = "demonstrations" if rig.is_imitation else "rollouts"
-    num = len({row.id.rollout for row in rows})
+    what = "rows" if rig.is_imitation else "rollouts"
+    num = sum(len(one.raw) for one in sampled) if rig.is_imitation else len({row.id.rollout for row in rows})
     return passed(
         f"{num} {what} of {len(sampled)} tasks, {sum(row.num_actions for row in rows)} tokens to train on, "
         f"{rig.sampling_s:.1f} s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,7 +19,9 @@ from triune.selfcheck.rig import Rig
 
 Messages = Sequence[Mapping[str, Any]]
 
-TEMPLATE = "compare model.chat_template with what the workflow sends; a template that rewrites past turns starts new sequences"
+TEMPLATE = (
+    "compare model.chat_template with what the workflow sends; a template that rewrites past turns starts new sequences"
+)
 FOLLOW_UP = "And once more, please."
 
 
@@ -39,7 +42,7 @@ async def turns(rig: Rig) -> Verdict:
         if isinstance(first, Verdict):
             return first
         num_first += first
-        for before, after in zip(calls, calls[1:], strict=False):
+        for before, after in pairwise(calls):
             found = later_prompt(before, after, rig, conversation_of(after, calls, row, rig))
             if isinstance(found, Verdict):
                 return found
@@ -50,7 +53,11 @@ async def turns(rig: Rig) -> Verdict:
         if isinstance(made, Verdict):
             return made
         num_later += made
-    new = f"; {num_new} prompts were rewritten by the template or the workflow and started new sequences" if num_new else ""
+    new = (
+        f"; {num_new} prompts were rewritten by the template or the workflow and started new sequences"
+        if num_new
+        else ""
+    )
     return passed(
         f"{num_first} first prompts as the template writes them, {num_later} later prompts extend the sampled ids{new}",
         num_first=num_first,
@@ -88,15 +95,16 @@ def first_prompt(call: Call, messages: Messages, tools: Messages, rig: Rig) -> V
         return True
     found = rig.tokenizer.decode(call.request.prompt)
     if found == text:
-        return failed(f"call {call.request.id}: the prompt's text is right and its ids are not", "look at the tokenizer")
+        return failed(
+            f"call {call.request.id}: the prompt's text is right and its ids are not", "look at the tokenizer"
+        )
     return failed(
-        f"call {call.request.id}: the engine read {_end(found)!r}, and the chat template writes {_end(text)!r}", TEMPLATE
+        f"call {call.request.id}: the engine read {_end(found)!r}, and the chat template writes {_end(text)!r}",
+        TEMPLATE,
     )
 
 
-def later_prompt(
-    before: Call, after: Call, rig: Rig, messages: Messages | None
-) -> Verdict | bool:
+def later_prompt(before: Call, after: Call, rig: Rig, messages: Messages | None) -> Verdict | bool:
     """Whether a prompt extends what the engine read and wrote before; False when its text says something else."""
     said = np.concatenate([before.request.prompt, before.completion.tokens])
     prompt, tokenizer = after.request.prompt, rig.tokenizer
@@ -140,20 +148,17 @@ def _added(said: np.ndarray, after: Call, rig: Rig, messages: Messages | None) -
 
 async def _played(rig: Rig) -> Verdict | int:
     """Two turns on the template, where the workflow has but one; 0 when the template rewrites past turns."""
-    calls_of = await rig.calls_of()
-    talks = ((row, conversation_of(calls[0], calls, row, rig)) for row in await rig.experiences()
-             if (calls := calls_of.get(str(row.id.rollout))))  # fmt: skip
-    row, messages = next(((row, found) for row, found in talks if found), (None, None))
+    row, messages = await _first_talk(rig)
     if row is None or messages is None:
         return 0
-    calls: list[Call] = []
+    made: list[Call] = []
     engine = await rig.engine()
     sampling = rig.config.explorer.sampling()
     sampling = msgspec.structs.replace(
         sampling, max_tokens=min(sampling.max_tokens, 16), stop_ids=(*sampling.stop_ids, *rig.tokenizer.stop_ids)
     )
     for member in range(4):
-        session = _session(rig, Recorder(engine, calls), sampling, member)
+        session = _session(rig, Recorder(engine, made), sampling, member)
         try:
             first = await session.chat(messages, row.tools)
             talk = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": FOLLOW_UP}]
@@ -161,12 +166,23 @@ async def _played(rig: Rig) -> Verdict | int:
         except RolloutError:  # no room in the context, or a template that knows no second turn
             return 0
         session.close()
-        found = later_prompt(calls[-2], calls[-1], rig, talk)
+        found = later_prompt(made[-2], made[-1], rig, talk)
         if isinstance(found, Verdict):
             return found
         if not found:
             return 0
-    return len(calls) // 2
+    return len(made) // 2
+
+
+async def _first_talk(rig: Rig) -> tuple[Experience, Messages] | tuple[None, None]:
+    """A rollout whose first call's messages are known, and these."""
+    calls_of = await rig.calls_of()
+    for row in await rig.experiences():
+        calls = calls_of.get(str(row.id.rollout))
+        messages = conversation_of(calls[0], calls, row, rig) if calls else None
+        if messages:
+            return row, messages
+    return None, None
 
 
 def _session(rig: Rig, engine: Any, sampling: Sampling, member: int) -> Session:

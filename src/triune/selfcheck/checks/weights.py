@@ -9,10 +9,10 @@ import numpy as np
 
 from triune.models import weight_digest
 from triune.ports import Completion, Engine, GenerateRequest, Sampling, WeightUpdate
-from triune.records import GroupId, RolloutId, Source
+from triune.records import Group, GroupId, RolloutId, Source
 from triune.selfcheck.perturb import perturb, restored
 from triune.selfcheck.report import Verdict, check, failed, passed, skipped
-from triune.selfcheck.rig import Rig
+from triune.selfcheck.rig import Rig, experiences_of
 from triune.selfcheck.scores import key_of, score, trained_part
 from triune.selfcheck.stand_ins import copies
 
@@ -74,8 +74,8 @@ async def weight_swap(rig: Rig) -> Verdict:
     repeat = await answer(engine, rows[0].tokens[: _prompt_end(rows[0])], "after")
     if _far(before, again) > rig.tolerance.layout or not np.array_equal(greedy.tokens, repeat.tokens):
         return failed(
-            f"with the first weights again, log-probs are {_far(before, again):.3g} nats from what they were: the engine "
-            f"serves other weights than version {back.version}",
+            f"with the first weights again, log-probs are {_far(before, again):.3g} nats from what they were: "
+            f"the engine serves other weights than version {back.version}",
             "the engine must serve exactly what it confirmed; look at its swap",
         )
     return passed(
@@ -122,7 +122,7 @@ async def _served(
 ) -> Verdict | None:
     """Whether the perturbed weights are those that answer."""
     before, after = scores
-    groups = [one.raw.map(lambda row: row.replace(is_valid=True, temperature=1.0)) for one in await rig.groups()]
+    groups = [warm(one.raw) for one in await rig.groups()]
     ours = await rig.lane.run(score, rig.policy, groups)
     gaps = []
     for row, served in zip(rows, after, strict=True):
@@ -153,6 +153,11 @@ async def _served(
             "the label must be of the weights that made the logits",
         )
     return None
+
+
+def warm(group: Group) -> Group:
+    """Copy whose sequences all count, at temperature 1."""
+    return group.with_records([row.replace(is_valid=True, temperature=1.0) for row in experiences_of(group)])
 
 
 async def answer(engine: Engine, prompt: np.ndarray, name: str, num: int = 16) -> Completion:
