@@ -178,7 +178,7 @@ def test_rows_without_answers_end_a_mixed_run_with_their_name(bench: Any):
 @pytest.mark.timeout(300)
 def test_two_explorers_beside_a_trainer_put_every_answer_once(bench: Any):
     file = bench.file(
-        **sections(bench.shared), algorithm={"use": "mix"}, tasks={"reward": "format"}, sync={"channel": "files"}
+        **sections(bench.shared), algorithm={"use": "mix"}, tasks={"reward": "last_number"}, sync={"channel": "files"}
     )
     command = str(Path(sys.executable).with_name("triune"))
     roles = [

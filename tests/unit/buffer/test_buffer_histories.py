@@ -131,11 +131,10 @@ class Histories(RuleBasedStateMachine):
         for lease in leases:
             assert lease.staleness == len(self.line) - 1 - self.line.index(self.ready[lease.entry])
             self.leased[lease.entry] = self.ready.pop(lease.entry)
-        # Over-stale ones are met only on the way to a full batch.
-        last = by_ledger.index(leases[-1].entry) if len(leases) == NUM_PER_STEP else len(by_ledger)
-        for entry in [entry for entry in by_ledger[:last] if entry in self.ready]:
-            del self.ready[entry]
-            self.due = sorted([*self.due, entry], key=self.order.index)
+        for entry in by_ledger:
+            if self.ready.get(entry, floor) < floor:
+                del self.ready[entry]
+                self.due = sorted([*self.due, entry], key=self.order.index)
 
     @rule()
     def publish(self) -> None:
@@ -160,11 +159,15 @@ class Histories(RuleBasedStateMachine):
             self.resume(strict=True)
 
     @precondition(lambda self: self.leased)
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), dropped_by=st.sampled_from(["", "flat"]))
+    def give_back(self, data: st.DataObject, dropped_by: str) -> None:
         entry = data.draw(st.sampled_from(sorted(self.leased)))
-        assert self.do(self.buffer.give_back([(entry, 1)])) == 1
-        self.ready[entry] = self.leased.pop(entry)
+        assert self.do(self.buffer.give_back([(entry, 1)], dropped_by=dropped_by)) == 1
+        version = self.leased.pop(entry)
+        if dropped_by:
+            self.gone.add(entry)
+        else:
+            self.ready[entry] = version
 
     # ---- people
 
