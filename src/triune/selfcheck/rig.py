@@ -56,7 +56,7 @@ ENOUGH_S = 20.0
 LONGEST_S = 240.0
 """Sampling that has brought nothing after so long is given up."""
 
-TRAINED_TOKENS = {True: 32768, False: 3072}
+TRAINED_TOKENS = {True: 32768, False: 1024}
 """Tokens that a training step of the checks reads at most, for small and for other models."""
 
 SMALL = 20_000_000
@@ -144,6 +144,11 @@ class Rig:
     def policy(self) -> Policy:
         """The model in training, with its initial weights."""
         return self.side.policy
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the model costs so little that nothing has to be left out."""
+        return self.policy.num_parameters <= SMALL
 
     @property
     def algorithm(self) -> Any:
@@ -298,7 +303,11 @@ class Rig:
             apply = build_pipeline(self.config).apply
             dealt = [apply(with_rewards(one.raw, lambda row: float(row.member % 2))).group for one in groups]
             shaped = [group for group in dealt if group is not None]
-        return limited(shaped, TRAINED_TOKENS[self.policy.num_parameters <= SMALL])
+        return limited(shaped, TRAINED_TOKENS[self.is_small])
+
+    async def few(self) -> list[Group]:
+        """The part of `trainable` that exact products can afford."""
+        return limited(await self.trainable(), TRAINED_TOKENS[self.is_small] // 2)
 
     async def trained(self, kind: str, **changes: Any) -> Trained:
         """One real step of the run's trainer on `trainable`, with its settings but for `changes`; made once per kind.

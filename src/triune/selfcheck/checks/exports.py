@@ -9,7 +9,7 @@ import numpy as np
 from triune.launcher.explorer_side import build_engine, load_tokenizer, with_engine_dtype
 from triune.launcher.trainer_side import load_policy
 from triune.models import export_model, weight_digest
-from triune.ports import WeightUpdate
+from triune.ports import Engine, WeightUpdate
 from triune.selfcheck.checks.weights import answer
 from triune.selfcheck.perturb import perturb, restored
 from triune.selfcheck.probe import compare
@@ -45,11 +45,17 @@ async def export(rig: Rig) -> Verdict:
         return problem
     prompts = [row.tokens[: int(np.flatnonzero(row.action_mask)[0])] for row in rows]
     prompts = list({prompt.tobytes(): prompt for prompt in prompts if len(prompt)}.values())[:ASKED]
-    ours = await _greedy(rig, rig.config, state, prompts)
-    theirs = await _greedy(rig, config, found, prompts)
-    for one, other in zip(ours, theirs, strict=True):
-        if one != other:
-            return failed(f"the trained model says {one!r} and the exported one {other!r}", "look at the export")
+    engine = await rig.engine()
+    ours = await _greedy(rig, engine, state, prompts)
+    await engine.swap(rig.first, await rig.side.channel.fetch(rig.first))
+    other = build_engine(with_engine_dtype(config, rig.first.dtype), rig.tokenizer, rig.lane)
+    try:
+        theirs = await _greedy(rig, other, found, prompts)
+    finally:
+        await other.close()
+    for one, two in zip(ours, theirs, strict=True):
+        if one != two:
+            return failed(f"the trained model says {one!r} and the exported one {two!r}", "look at the export")
     return passed(f"{len(found)} tensors bit for bit, and the same greedy text on {len(prompts)} prompts")
 
 
@@ -96,15 +102,9 @@ def _tokenizers(rig: Rig, loaded: Any, rows: list[Any]) -> Verdict | None:
     return None
 
 
-async def _greedy(rig: Rig, config: Any, weights: dict[str, Any], prompts: list[np.ndarray]) -> list[str]:
-    """What an engine of its own says with these weights."""
-    engine = build_engine(with_engine_dtype(config, rig.first.dtype), rig.tokenizer, rig.lane)
-    try:
-        tensors, digest, dtype = await rig.lane.run(snapshot, weights, torch_dtype(rig.first.dtype))
-        await engine.swap(WeightUpdate(version=0, step=0, digest=digest, dtype=dtype), tensors)
-        return [
-            rig.tokenizer.decode((await answer(engine, prompt, f"export {number}")).tokens)
-            for number, prompt in enumerate(prompts)
-        ]
-    finally:
-        await engine.close()
+async def _greedy(rig: Rig, engine: Engine, weights: dict[str, Any], prompts: list[np.ndarray]) -> list[str]:
+    """What an engine says with these weights."""
+    tensors, digest, dtype = await rig.lane.run(snapshot, weights, torch_dtype(rig.first.dtype))
+    await engine.swap(WeightUpdate(version=rig.first.version, step=0, digest=digest, dtype=dtype), tensors)
+    said = [await answer(engine, prompt, f"export {number}") for number, prompt in enumerate(prompts)]
+    return [rig.tokenizer.decode(one.tokens) for one in said]

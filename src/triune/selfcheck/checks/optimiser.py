@@ -36,10 +36,9 @@ async def optimiser(rig: Rig) -> Verdict:
     problem = _clipping(step, rig)
     if problem is not None:
         return problem
-    pulled = await rig.lane.run(gradient_of, rig.policy, groups)
-    if rig.config.model.dtype != "bfloat16":  # in bfloat16 small updates round away
-        still = sorted(name for name in trained - changed if name in pulled and bool(pulled[name].any()))
-        if still and _has_gradient(step, still):
+    if rig.config.model.dtype != "bfloat16":  # there, small updates round away
+        still = await _left_out(rig, step, trained - changed)
+        if still:
             return failed(
                 f"{len(still)} of {len(trained)} trained parameters did not change, among them {still[0]}: "
                 "the optimiser leaves them out",
@@ -59,9 +58,14 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     return {name for name, value in after.items() if not bool((value.detach() == before[name]).all())}
 
 
-def _has_gradient(step: Trained, still: list[str]) -> bool:
-    """Whether one of these was pulled by the loss, or never came to the optimiser at all."""
-    return any(name not in step.gradient or bool(step.gradient[name].any()) for name in still)
+async def _left_out(rig: Rig, step: Trained, still: set[str]) -> list[str]:
+    """Those of the unchanged parameters that were pulled: by the step's gradient, or where it has none, by any."""
+    found = {name for name in still if name in step.gradient and bool(step.gradient[name].any())}
+    unseen = still - step.gradient.keys()
+    if unseen:
+        pulled = await rig.lane.run(gradient_of, rig.policy, await rig.few())
+        found |= {name for name in unseen if name in pulled and bool(pulled[name].any())}
+    return sorted(found)
 
 
 def _clipping(step: Trained, rig: Rig) -> Verdict | None:

@@ -14,7 +14,7 @@ async def reference(rig: Rig) -> Verdict:
     """Score the rollouts with the reference before and after the policy is moved."""
     if "ref_logprobs" not in rig.algorithm.needs:
         return skipped("the algorithm has no KL term (`algorithm.kl: none`)")
-    groups = await rig.trainable()
+    groups = await rig.few()
     if not any(experiences_of(group) for group in groups):
         return skipped("the groups hold no experience to score")
     policy = rig.policy

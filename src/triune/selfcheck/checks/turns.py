@@ -23,6 +23,8 @@ TEMPLATE = (
     "compare model.chat_template with what the workflow sends; a template that rewrites past turns starts new sequences"
 )
 FOLLOW_UP = "And once more, please."
+PLAYED = 2
+"""Conversations of two turns that are played where the workflow has none."""
 
 
 @check("turns", "prompts are what the chat template writes, and what was sampled is never tokenised again")
@@ -157,7 +159,7 @@ async def _played(rig: Rig) -> Verdict | int:
     sampling = msgspec.structs.replace(
         sampling, max_tokens=min(sampling.max_tokens, 16), stop_ids=(*sampling.stop_ids, *rig.tokenizer.stop_ids)
     )
-    for member in range(4):
+    for member in range(PLAYED):
         session = _session(rig, Recorder(engine, made), sampling, member)
         try:
             first = await session.chat(messages, row.tools)
