@@ -105,7 +105,7 @@ def _flat_groups(config: RunConfig) -> Iterator[ConfigError]:
                 where, f"found {_brick_name(brick)} with `algorithm.group_size: 1`: every group of one is flat",
                 "groups of several", "leave it out, or write `algorithm.group_size: 8`",
             )  # fmt: skip
-        elif getattr(algorithm.advantage, "keeps_flat_groups", False):
+        elif not getattr(algorithm.advantage, "zero_on_flat", True):
             yield ConfigError(
                 where, f"found {_brick_name(brick)}, and {_brick_name(algorithm.advantage)} learns from flat groups",
                 "an advantage that is 0 on them", "leave it out",

@@ -254,7 +254,9 @@ def leaf_loss(brick, state, rows=ROWS):
     return leaf, loss.item(), divider.metrics()
 
 
-@pytest.mark.parametrize(("brick", "reference", "state"), CASES, ids=lambda value: str(value)[:70])
+@pytest.mark.parametrize(
+    ("brick", "reference", "state"), CASES, ids=lambda value: getattr(value, "__name__", str(value))[:70]
+)
 def test_value_and_gradient_agree_with_a_slow_reference(brick, reference, state):
     leaf, loss, _ = leaf_loss(brick, state)
     fixed = [row.logprobs for row in ROWS]
@@ -305,7 +307,7 @@ CORRECTED = [
 ]
 
 
-@pytest.mark.parametrize(("brick", "inner"), CORRECTED, ids=lambda value: str(value)[:90])
+@pytest.mark.parametrize(("brick", "inner"), CORRECTED, ids=lambda value: getattr(value, "__name__", str(value))[:90])
 def test_a_corrected_loss_agrees_with_a_slow_reference_and_shows_its_weights(brick, inner):
     fixed = [row.logprobs for row in ROWS]
     missing = getattr(brick.loss, "missing_behaviour", "use_old")

@@ -95,7 +95,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("brick", "formula"), CASES, ids=lambda value: str(value) if not callable(value) else "")
+@pytest.mark.parametrize(("brick", "formula"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_every_loss_over_pairs_agrees_with_its_formula_and_its_gradient(brick, formula):
     loss, gradients, metrics = run(brick, ROWS)
     expected, slopes = 0.0, {}

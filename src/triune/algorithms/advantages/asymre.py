@@ -32,7 +32,6 @@ class AsymREAdvantage:
     shift: float = -0.1
     where: ClassVar[str] = "pipeline"
     least_group: ClassVar[int] = 2
-    keeps_flat_groups: ClassVar[bool] = True
     zero_on_flat: ClassVar[bool] = False
 
     def __call__(self, group: Group) -> Group:
