@@ -157,7 +157,7 @@ def selfcheck(
     file: RunFile,
     overrides: Overrides = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this check; may be given several times.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: `<runs_dir>/<name>.selfcheck.json`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default `<runs_dir>/<name>.selfcheck.json`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove on the file's own model, template, engine, workflow and reward that what a run would compute is right.

@@ -26,8 +26,8 @@ class GSPO:
     sequences: the averaging belongs to the method and is no option. A is the mean of the sequence's advantages.
     `token_level` is GSPO-token: s without gradient times p / p-without-gradient, so that every token keeps its own
     advantage; with equal advantages value and gradient are the same. The clip is a thousandth of PPO's because the mean
-    log-ratio of many tokens moves little; it is also below the gap between a sampler and a trainer that round differently,
-    so the old policy's log-probs are always recomputed.
+    log-ratio of many tokens moves little. It is also below the gap between a sampler and a trainer that round
+    differently, so the old policy's log-probs are always recomputed.
 
     On-policy the expected gradient is the policy gradient with every sequence's tokens averaged. Off-policy the
     geometric mean is no importance weight: it is biased, with far less variance than the product.
