@@ -50,6 +50,7 @@ def test_a_user_s_file_and_the_built_ins_mix_expert_answers_into_every_step(benc
 def test_the_user_s_file_is_three_small_classes_and_computes_what_the_built_in_does(bench: Any):
     text = (MIX / "mix.py").read_text()
     code = [line for line in text.splitlines() if line.strip() and not line.strip().startswith(("#", '"""'))]
+    assert text[text.index("from dataclasses") :] in (ROOT / "docs" / "howto" / "mix.md").read_text() + "\n"
     assert text.count("class ") == 3
     assert len(code) <= 55
     bench.run("mine", **sections(bench.shared), algorithm={"use": "my_mix"}, plugins=[str(MIX / "mix.py")],
