@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triune import Model, Task
 from triune.algorithms.samplings.fifo import Fifo
-from triune.ports import Buffer, Lease
+from triune.ports import Buffer, Leases
 from triune.registry import brick
 
 
@@ -37,9 +37,9 @@ class Diary(Fifo):
     path: str = "diary.jsonl"
 
     async def __call__(
-        self, buffer: Buffer, num: int, *, max_staleness: int | None = None, ahead: int | None = None
-    ) -> list[Lease]:
-        leases = await super().__call__(buffer, num, max_staleness=max_staleness, ahead=ahead)
+        self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None
+    ) -> Leases:
+        leases = await super().__call__(buffer, num, step=step, max_staleness=max_staleness, ahead=ahead)
         uses = [(lease.entry, lease.use_no, lease.staleness) for lease in leases]
         line = json.dumps({"pid": os.getpid(), "uses": uses}) + "\n"
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
