@@ -62,6 +62,16 @@ class Algorithm:
         return self.group_size if self.min_group is None else self.min_group
 
     @property
+    def num_members(self) -> int:
+        """Rollouts the explorer makes of a task: `group_size`, and one more where the advantage wants a greedy one."""
+        return self.group_size + self.has_greedy_member
+
+    @property
+    def has_greedy_member(self) -> bool:
+        """Whether the last member of a group answers greedily."""
+        return getattr(self.advantage, "greedy_member", False)
+
+    @property
     def needs(self) -> frozenset[str]:
         """Streams that advantage and loss read: `advantages`, `old_logprobs`, `ref_logprobs`, `entropy`, …."""
         names = ("advantage", *LOSS_BRICKS)

@@ -151,10 +151,11 @@ def _groups(config: RunConfig) -> Iterator[ConfigError]:
             "explorer.min_group", f"found {least}, but the advantage compares the rollouts of a task",
             f"at least {wanted}", "raise it",
         )  # fmt: skip
+    size = config.algorithm.num_members
     if config.explorer.max_rollouts < size:
         yield ConfigError(
             "explorer.max_rollouts",
-            f"found {config.explorer.max_rollouts} with `algorithm.group_size: {size}`",
+            f"found {config.explorer.max_rollouts} and a group has {size}",
             "room for one group at least",
             f"write `explorer.max_rollouts: {size}` or more",
         )

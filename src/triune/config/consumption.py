@@ -23,6 +23,7 @@ class Consumption(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         groups: Groups (task instances) of a step; None for imitation and preference learning.
+        rollouts: Rollouts the explorer makes of a task.
         sequences: Rollouts or sequences of a step.
         pairs: Preference pairs of a step.
         updates: Optimiser updates of a step: epochs x mini-batches.
@@ -34,6 +35,7 @@ class Consumption(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     groups: int | None
+    rollouts: int | None
     sequences: int | None
     pairs: int | None
     updates: int
@@ -46,9 +48,8 @@ class Consumption(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """One sentence per figure, for `triune check`."""
         found = []
-        if self.groups is not None and self.sequences is not None:
-            size = self.sequences // self.groups
-            found.append(f"groups per step        {self.groups}  (tasks; {size} rollouts each)")
+        if self.groups is not None:
+            found.append(f"groups per step        {self.groups}  (tasks; {self.rollouts} rollouts each where sampled)")
         if self.pairs is not None:
             found.append(f"pairs per step         {self.pairs}")
         if self.sequences is not None:
@@ -73,10 +74,14 @@ def consumption(config: RunConfig) -> Consumption:
     sequences: int | None = groups * size if groups else getattr(trainer, "sequences_per_step", None)
     if pairs:
         sequences = 2 * pairs
-    fresh = getattr(config.algorithm.sampling, "fresh_ratio", 1.0)
+    sampling = config.algorithm.sampling
+    fresh = getattr(sampling, "fresh_ratio", 1.0)
+    if groups and "expert" in getattr(sampling, "buffers", ()):  # an expert's answer is one sequence, no group
+        sequences = round(groups * (fresh * size + 1 - fresh))
     steps: int | None = getattr(trainer, "steps", None)
     return Consumption(
         groups=groups,
+        rollouts=config.algorithm.num_members if groups else None,
         sequences=sequences,
         pairs=pairs,
         updates=trainer.epochs * trainer.mini_batches,
@@ -84,5 +89,5 @@ def consumption(config: RunConfig) -> Consumption:
         versions_per_step=1 / config.sync.every,
         ahead_groups=round((config.sync.max_staleness + 1) * config.sync.every * groups * fresh) if groups else None,
         steps=steps,
-        total_rollouts=round(steps * groups * fresh) * size if steps and groups else None,
+        total_rollouts=round(steps * groups * fresh) * config.algorithm.num_members if steps and groups else None,
     )

@@ -148,7 +148,7 @@ def frozen_part(plain: dict[str, Any], plugin_names: list[str], origins: Mapping
         for path, value in leaves(plain)
         if not any(path == prefix or path.startswith(f"{prefix}.") for prefix in free)
     }
-    return {**kept, "plugins": plugin_names}
+    return {**kept, "plugins": sorted(plugin_names)}
 
 
 def config_hash(config: RunConfig) -> str:

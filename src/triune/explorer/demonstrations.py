@@ -9,7 +9,7 @@ from typing import Any
 from triune.errors import TaskError
 from triune.explorer.row_reader import RowReader
 from triune.ports import AdmissionRule, Buffer, Monitor, TaskStream
-from triune.records import Experience, Group, GroupId, Task
+from triune.records import Group, GroupId, Task
 
 BUNDLE = 64
 """Rows that are admitted and stored at the same time, so that they share a transaction."""
@@ -76,14 +76,6 @@ class Demonstrations:
     async def _store(self, rows: Sequence[tuple[GroupId, Task]]) -> None:
         made = [Group(id=group, task=task, records=self.reader(group, task)) for group, task in rows]
         await asyncio.gather(*(self._buffer.put(group, group) for group in made))
-
-    def experience(self, group: GroupId, task: Task) -> Experience:
-        """A row with an answer as one experience.
-
-        Raises:
-            TaskError: The row has no answer, or the template does not show it after the prompt.
-        """
-        return self.reader.answer(group, task)
 
 
 class Stored:

@@ -120,12 +120,18 @@ class GroupRun:
             group=group,
             refund=refund,
             num_failed=self.num_failed,
-            metrics=self._metrics(members, num_valid),
+            metrics=self._metrics(self._sampled()),
             failures=tuple(self.failures),
         )
 
-    def _metrics(self, members: list[Finished], num_valid: int) -> Mapping[str, float]:
+    def _sampled(self) -> list[Finished]:
+        """Members that sampled as the run does; a greedy one is a baseline and says nothing about the step."""
+        last = self.num if self.greedy is None else self.num - 1
+        return [self.finished[member] for member in sorted(self.finished) if member < last]
+
+    def _metrics(self, members: list[Finished]) -> Mapping[str, float]:
         num = max(1, len(members))
+        num_valid = sum(one.is_valid for one in members)
         rewards, length, truncated, turns, has_parts = [], 0, 0, 0, False
         for one in members:
             session, reward = one.session, one.reward

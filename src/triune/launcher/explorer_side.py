@@ -131,11 +131,6 @@ class ExplorerSide:
             await engine.close()
 
 
-def has_greedy_member(algorithm: Algorithm) -> bool:
-    """Whether a group gets a greedy member beside the sampled ones."""
-    return getattr(algorithm.advantage, "greedy_member", False)
-
-
 def build_scheduler(config: RunConfig, engine: Engine, tokenizer: ChatTokenizer, tasks: Tasks) -> Scheduler:
     """A scheduler with runner processes, unless everything is to run inline."""
     explorer = config.explorer
@@ -147,7 +142,7 @@ def build_scheduler(config: RunConfig, engine: Engine, tokenizer: ChatTokenizer,
         settings=explorer,
         seed=config.seed,
         runners=None if inline else RunnerPool(explorer.runners, grace_s=explorer.grace_s),
-        greedy_member=has_greedy_member(config.algorithm),
+        greedy_member=config.algorithm.has_greedy_member,
     )
 
 
@@ -219,7 +214,7 @@ def build_explorer_side(
         channel=channel,
         apply=build_pipeline(config).apply,
         rule=rule,
-        group_size=config.algorithm.group_size + has_greedy_member(config.algorithm),
+        group_size=config.algorithm.num_members,
         monitor=monitor,
         style=config.sync.style,
         max_stale_retries=config.sync.max_stale_retries,

@@ -61,6 +61,10 @@ WRONG = {
         {"algorithm": {"use": "asymre", "sampling": "dynamic"}},
         ("algorithm.sampling", "asymre learns from flat groups", "leave it out"),
     ),
+    "flat groups dropped where a greedy answer is the baseline": (
+        {"algorithm": {"use": "remax", "group_size": 8, "sampling": "dynamic"}},
+        ("algorithm.sampling", "remax learns from flat groups", "leave it out"),
+    ),
     "flat groups dropped where every group is one rollout": (
         {"algorithm": "reinforce", "pipeline": ["drop_flat_groups"]},
         ("pipeline.0", "every group of one is flat", "leave it out"),

@@ -255,6 +255,7 @@ def test_a_deterministic_run_is_synchronous_drains_and_saves_with_its_versions()
 def test_groups_smaller_than_possible_and_larger_than_the_group_are_refused():
     assert "explorer.min_group: found 9" in problem("explorer.min_group=9")
     assert "explorer.max_rollouts: found 4" in problem("explorer.max_rollouts=4")
+    assert "a group has 9" in problem("explorer.max_rollouts=8", "algorithm={use: remax, group_size: 8}")
 
 
 def test_a_missing_key_of_an_endpoint_is_asked_for_before_the_run_starts(monkeypatch):
@@ -284,3 +285,12 @@ def test_the_hash_ignores_what_a_resume_may_change():
     base = config_hash(load_config(BASE))
     assert config_hash(load_config(BASE, ["trainer.steps=9", "runs_dir=elsewhere"])) == base
     assert config_hash(load_config(BASE, ["seed=9"])) != base
+
+
+def test_what_a_step_consumes_counts_an_experts_answer_once_and_a_greedy_member_among_the_rollouts():
+    mixed = consumption(load_config({**BASE, "algorithm": "mix", "expert": {"use": "arithmetic", "name": "answers"}}))
+    assert (mixed.groups, mixed.rollouts, mixed.sequences) == (4, 8, 3 * 8 + 1)
+    assert mixed.total_rollouts == 3 * 3 * 8
+    greedy = consumption(load_config({**BASE, "algorithm": {"use": "remax", "group_size": 8}}))
+    assert (greedy.sequences, greedy.rollouts) == (4 * 8, 9)
+    assert greedy.total_rollouts == 3 * 4 * 9

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from triune.config import load_config, save_resolved
+from triune.config import check_same_run, config_hash, load_config, save_resolved
 from triune.errors import ConfigError, PluginError
 
 PLUGIN = '''
@@ -82,3 +82,17 @@ def test_a_changed_plugin_is_another_module_and_another_configuration(tmp_path):
     second = load_config(write_run(tmp_path, PLUGIN.replace("1.0", "2.0")))
     assert first.loaded_plugins[0].module != second.loaded_plugins[0].module
     assert config_hash(first) != config_hash(second)
+
+
+def test_plugins_in_any_order_are_the_same_run_when_it_is_resumed_from_its_folder(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}\n")
+    file = tmp_path / "two.yaml"
+    file.write_text("plugins: [b.py, a.py]\ntasks: {use: arithmetic}\ntrainer: {steps: 3, tasks_per_step: 4}\n")
+    config = load_config(file)
+    folder = tmp_path / "runs" / "two"
+    folder.mkdir(parents=True)
+    save_resolved(config, folder)
+    again = load_config(folder)
+    check_same_run(again, folder)
+    assert config_hash(again) == config_hash(config)

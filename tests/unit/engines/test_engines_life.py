@@ -10,6 +10,7 @@ import torch
 from tiny_engines import at, generate_all, hf_logprobs, make_engine, prompts, run, tiny_model, update_of
 
 from triune.errors import EngineError, StaleWeightsError
+from triune.explorer.engines._fast import FastDecoder
 from triune.explorer.engines.embedded import EmbeddedEngine
 from triune.models import canonical_state
 from triune.ports import GenerateRequest, Sampling
@@ -386,3 +387,28 @@ def test_the_cache_stays_within_its_bytes_and_everybody_is_served():
         assert 0 < most <= engine.settings.kv_bytes
 
     run(check())
+
+
+def test_a_full_engine_takes_prompts_together_and_the_last_one_alone(monkeypatch):
+    taken: list[int] = []
+    prefill = FastDecoder.prefill
+
+    def counted(self, asked, rows):
+        taken.append(len(asked))
+        return prefill(self, asked, rows)
+
+    monkeypatch.setattr(FastDecoder, "prefill", counted)
+
+    async def work():
+        engine = await make_engine(tiny_model(), slots=16)
+        asked = [
+            engine.generate(request(str(n), prompt, n, Sampling(max_tokens=3 + n % 7, ignore_eos=True)))
+            for n, prompt in enumerate(prompts(65))
+        ]
+        done = await asyncio.gather(*asked)
+        await engine.close()
+        return done
+
+    assert [len(one.tokens) for one in run(work())] == [3 + n % 7 for n in range(65)]
+    assert sum(taken) == 65
+    assert min(taken[:-1]) >= 2, "one in eight slots is free before a full engine reads on"

@@ -217,6 +217,14 @@ def test_after_a_resume_only_what_is_not_in_the_file_is_due(tmp_path):
     assert not fresh(every=5, folder=tmp_path).is_due(0)
 
 
+def test_a_row_cut_short_by_a_crash_does_not_swallow_the_next_one(tmp_path):
+    (tmp_path / "eval.jsonl").write_text('{"kind": "set", "step": 10, "ver')
+    evaluation = make(ScriptedRollouts(lambda task, member: 1.0, version=0), folder=tmp_path)
+    asyncio.run(evaluation.evaluate(version(0)))
+    rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} == {0}
+
+
 def test_with_copy_training_goes_on_while_the_second_engine_measures():
     async def run():
         served, rollouts = [], ScriptedRollouts(lambda task, member: 1.0, latency_s=0.02)

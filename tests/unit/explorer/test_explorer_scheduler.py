@@ -81,6 +81,11 @@ def test_a_greedy_member_answers_at_temperature_0_in_training_groups_only():
     scheduler = make_scheduler(returns(1.0), greedy_member=True, temperature=0.7)
     temperatures = [row.temperature for row in run_group(scheduler, 3).group.experiences]
     assert temperatures == pytest.approx([0.7, 0.7, 0.0])
+    by_member = make_scheduler(
+        SingleTurn(), lambda request, text: ("1" if request.sampling.temperature else "0") + END,
+        lambda task, answer: float(answer), greedy_member=True,
+    )  # fmt: skip
+    assert run_group(by_member, 3).metrics["reward"] == 1.0, "a baseline is no part of what the step was like"
     outcome = asyncio.run(scheduler.run(group_id(), task(), num=3, training=False))
     assert [row.temperature for row in outcome.group.experiences] == pytest.approx([0.7] * 3)
 

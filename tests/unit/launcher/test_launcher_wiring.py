@@ -64,7 +64,8 @@ def test_case_16_a_demonstration_longer_than_the_models_positions_is_refused_and
     for length, is_refused in ((positions // 2, False), (positions + 1, True)):
         task = Task(key="long", data={"question": "q", "answer": "a" * length})
         with pytest.raises(TaskError, match=f"at most {positions}") if is_refused else contextlib.nullcontext():
-            assert len(demonstrations.experience(GroupId("r", "train", "long", 0), task)) > length
+            (row,) = demonstrations.reader(GroupId("r", "train", "long", 0), task)
+            assert len(row) > length
 
 
 def test_an_explorer_with_other_settings_than_its_trainer_is_refused_with_both_values(tmp_path):

@@ -32,6 +32,7 @@ class ReMaxAdvantage:
     metric: str = "greedy_reward"
     where: ClassVar[str] = "pipeline"
     greedy_member: ClassVar[bool] = True
+    zero_on_flat: ClassVar[bool] = False
 
     def __call__(self, group: Group) -> Group:
         """Subtract the greedy reward.

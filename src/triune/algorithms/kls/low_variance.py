@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from triune.algorithms.kls._penalty import Penalty, reverse_kl
+from triune.algorithms.kls._penalty import reverse_kl
+from triune.algorithms.kls.k3 import K3
 from triune.registry import brick
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @brick("kl")
 @dataclass(frozen=True, kw_only=True)
-class LowVariance(Penalty):
+class LowVariance(K3):
     """Estimate KL(policy || reference) by k3 of a clamped log-ratio, clamped again, as several trainers do.
 
     The bounds keep one token from overflowing. They are far out, and where they bind the estimate is too low and, with
@@ -37,16 +38,6 @@ class LowVariance(Penalty):
     gradient: Literal["reverse", "forward"] = "forward"
     most_log_ratio: Annotated[float, Field(gt=0)] = 20.0
     most_value: Annotated[float, Field(gt=0)] = 10.0
-
-    @property
-    def expected_gradient(self) -> str:
-        """Which KL is descended, when it is a term."""
-        return f"{self.gradient}_kl" if self.place == "loss" else "nothing"
-
-    @property
-    def surrogate(self) -> str | None:
-        """The brick whose value has the gradient that is descended, when it is not this one's."""
-        return "k2" if self.gradient == "reverse" else None
 
     def estimate(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         """k3 within bounds, descending the chosen KL."""

@@ -196,13 +196,11 @@ class FastDecoder:
         return weights.logits(x)
 
     def _keys_values(self, layer: int, first: int, last: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views [rows, kv_heads, positions, D] of the cache."""
+        """Views [rows, kv_heads, positions, D] of the cache, one call each: small steps are made of calls."""
         layout, (of_layer, of_row, of_position, _) = self.layout, self._cache.stride()
         size = (last - first, layout.kv_heads, end, layout.head_dim)
         stride = (of_row, layout.head_dim, of_position, 1)
-        keys = (
-            layer * of_layer + first * of_row
-        )  # one call each: at one sequence a step is as long as its calls are many
+        keys = layer * of_layer + first * of_row
         values = keys + layout.kv_width // 2
         return self._cache.as_strided(size, stride, keys), self._cache.as_strided(size, stride, values)
 
