@@ -83,7 +83,7 @@ CASES = {
         recorded=4800.0,
     ),
     "smollm": Case(
-        key="ratio_smollm", parameters=134.5e6, prompt=30, tasks=2, max_tokens=16, largest=9, steps=9, goal=0.95
+        key="ratio_smollm", parameters=134.5e6, prompt=30, tasks=8, max_tokens=16, largest=9, steps=8, goal=0.95
     ),
 }
 

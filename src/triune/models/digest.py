@@ -9,15 +9,16 @@ order of summation.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 1 << 15  # words that share one table of multipliers; fits the second-level cache
-_SLAB = 2 * _BLOCK  # words gathered before they are summed
+_THREADED = 1 << 21  # words from which on several threads are worth starting
 _STEP = 0x9E3779B97F4A7C15  # odd, so that its powers never repeat within a model
 _MASK = (1 << 64) - 1
 
@@ -37,47 +38,71 @@ def weight_digest(tensors: Mapping[str, Tensor]) -> str:
     """
     import torch
 
-    names = sorted(tensors)
     header = hashlib.blake2b(digest_size=8)
-    total, block = 0, 1
-    slab, filled = None, 0
-    for name in names:
+    pieces: list[_Piece] = []
+    place = 0
+    for name in sorted(tensors):
         tensor = tensors[name].detach()
         header.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        if not tensor.numel():
-            continue
-        data = tensor.contiguous().view(-1).view(torch.uint8)
-        if slab is None:
-            slab = torch.empty(_SLAB * 8, dtype=torch.uint8, device=data.device)
-        taken = 0
-        while taken < data.numel():
-            part = min(data.numel() - taken, slab.numel() - filled)
-            slab[filled : filled + part].copy_(data[taken : taken + part])
-            taken, filled = taken + part, filled + part
-            if filled == slab.numel():
-                total, block = _add_blocks(slab, filled, total, block)
-                filled = 0
-    if slab is not None and filled:
-        slab[filled : (filled + 7) // 8 * 8].zero_()
-        total, _ = _add_blocks(slab, filled, total, block)
-    return f"{_finish(total ^ int.from_bytes(header.digest(), 'little')):016x}"
+        if tensor.numel():
+            words = _words(tensor)
+            pieces += _cut(words, place)
+            place += words.numel()
+    threads = torch.get_num_threads() if place > _THREADED and pieces[0].words.is_cpu else 1
+    if threads == 1:
+        sums = map(_sum, pieces)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            sums = pool.map(_sum_all, [pieces[first::threads] for first in range(threads)])
+    return f"{_finish(sum(sums) & _MASK ^ int.from_bytes(header.digest(), 'little')):016x}"
 
 
-def _add_blocks(slab: Tensor, filled: int, total: int, block: int) -> tuple[int, int]:
-    """Add the slab's blocks to the running sum; returns the sum and the factor of the next block."""
+class _Piece(NamedTuple):
+    """Words that lie in one block of places: the first one's place in it, and the block's own factor."""
+
+    words: Tensor
+    first: int
+    factor: int
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """int64[W]: the bytes row by row, zeros behind them up to a whole word; a view where that is possible."""
     import torch
 
-    words = slab[: (filled + 7) // 8 * 8].view(torch.int64)
-    low, high = _multipliers(str(words.device))
-    for part in words.split(_BLOCK):
-        size = part.numel()
-        if part.is_cpu:  # one pass each, without intermediate products; a GPU has no such kernel for integers
-            mixed = int(torch.dot(part, low[:size])) + int(torch.dot(part >> 32, high[:size]))
-        else:
-            mixed = int((part * low[:size]).add_((part >> 32).mul_(high[:size])).sum())
-        total = (total + block * (mixed & _MASK)) & _MASK
-        block = block * _STEP & _MASK
-    return total, block
+    data = tensor.contiguous().view(-1).view(torch.uint8)
+    rest = -data.numel() % 8
+    if rest or data.storage_offset() % 8:
+        padded = data.new_zeros(data.numel() + rest)
+        padded[: data.numel()] = data
+        data = padded
+    return data.view(torch.int64)
+
+
+def _cut(words: Tensor, place: int) -> Iterator[_Piece]:
+    """Cut a tensor's words, of which the first one has this place among all, where blocks end."""
+    taken = 0
+    while taken < words.numel():
+        block, first = divmod(place + taken, _BLOCK)
+        size = min(_BLOCK - first, words.numel() - taken)
+        yield _Piece(words[taken : taken + size], first, pow(_STEP, block, 1 << 64))
+        taken += size
+
+
+def _sum_all(pieces: Sequence[_Piece]) -> int:
+    return sum(map(_sum, pieces))
+
+
+def _sum(piece: _Piece) -> int:
+    """The piece's share of the sum."""
+    import torch
+
+    words = piece.words
+    low, high = (table[piece.first : piece.first + words.numel()] for table in _multipliers(str(words.device)))
+    if words.is_cpu:  # one pass each, without intermediate products; a GPU has no such kernel for integers
+        mixed = int(torch.dot(words, low)) + int(torch.dot(words >> 32, high))
+    else:
+        mixed = int((words * low).add_((words >> 32).mul_(high)).sum())
+    return piece.factor * (mixed & _MASK) & _MASK
 
 
 @cache

@@ -81,7 +81,7 @@ class Body:
         hidden = self._body(
             input_ids=rows.pack(micro.inputs), position_ids=rows.pack(positions), packed_rows=rows, use_cache=False
         ).last_hidden_state
-        return hidden[0].index_select(0, rows.ranks[micro.before]) if rows.num_uses else None
+        return hidden[0].index_select(0, rows.in_row[micro.before]) if rows.num_uses else None
 
     def _additive(self, allowed: Tensor) -> Tensor:
         """[R, 1, W, W] to add to attention scores: what every attention of Transformers takes as it is."""

@@ -82,8 +82,6 @@ class Critic(Body):
         loss = divider.loss(micro.batch.with_values(self.values(micro)))
         if loss.requires_grad:
             loss.backward()
-        del loss
-        self.tidy()
 
     def apply(self, divider: Divider, step: int) -> tuple[dict[str, float], bool]:
         """Move the weights, unless loss or gradient is not finite; metrics, and whether they moved."""

@@ -12,12 +12,46 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triune.trainer.attention import LONGEST, short_attention
 
 NAME = "triune"
 """Name under which Transformers finds our attention."""
+
+
+def few_sizes(num: int) -> int:
+    """The next larger of 16 sizes per power of two.
+
+    On a CPU a matrix product of a shape that was not seen lately is compiled first, for about half a millisecond: with
+    small models that is longer than it computes.
+    """
+    step = 1 << max(num.bit_length() - 5, 0)
+    return -(-num // step) * step
+
+
+def _widened(inside: Tensor) -> Tensor:
+    num, width = inside.shape
+    return pad(inside, (0, few_sizes(width) - width, 0, few_sizes(num) - num))
+
+
+def _widened_bias(bias: Tensor, old: torch.Size, new: torch.Size) -> Tensor:
+    """Nobody sees the new columns; the new rows see everything, so that their softmax is finite."""
+    more_rows, more_columns = new[0] - old[0], new[1] - old[1]
+    if more_columns:
+        bias = pad(pad(bias, (0, more_columns), value=torch.finfo(bias.dtype).min), (0, 0, 0, more_columns))
+    if more_rows and len(bias) > 1:
+        bias = pad(bias, (0, 0, 0, 0, 0, 0, 0, more_rows))
+    return bias
+
+
+def _lengthened(places: Tensor) -> Tensor:
+    return torch.cat([places, places[:1].expand(few_sizes(len(places)) - len(places))])
+
+
+def _ranks(inside: Tensor) -> Tensor:
+    flat = inside.reshape(-1)
+    return torch.where(flat, flat.cumsum(0) - 1, 0)
 
 
 class PackedRows:
@@ -26,17 +60,25 @@ class PackedRows:
     Everything but attention works token by token, so the model may read one long row without padding; attention lays
     the rows out again.
 
+    On a CPU all sizes are rounded up to few values, see `few_sizes`: copies of the first token stand at the end, and
+    attention gets rows and columns of padding. Nothing reads what becomes of them, and no gradient reaches them.
+
     Args:
         inside: bool[R, W], False on padding.
         bias: [R or 1, 1, W, W] added to scores; None = causal within each row.
     """
 
     def __init__(self, inside: Tensor, bias: Tensor | None) -> None:
-        self.shape, self.bias = inside.shape, bias
-        flat = inside.reshape(-1)
-        self.places = flat.nonzero().squeeze(1)
-        self.ranks = torch.where(flat, flat.cumsum(0) - 1, 0)
-        self.padding = ~flat
+        self.in_row = _ranks(inside)
+        """int64[R * W]: place in the packed row, 0 for padding."""
+        wide = inside if inside.is_cuda else _widened(inside)
+        self.bias = None if bias is None else _widened_bias(bias, inside.shape, wide.shape)
+        self.shape, self.ranks, self.padding = wide.shape, _ranks(wide), ~wide.reshape(-1)
+        self.places = inside.reshape(-1).nonzero().squeeze(1)
+        self.wide_places = wide.reshape(-1).nonzero().squeeze(1)
+        self.num = len(self.places)
+        if not inside.is_cuda:
+            self.places, self.wide_places = _lengthened(self.places), _lengthened(self.wide_places)
         self.num_uses = 0
         """How often an attention layer has used it: 0 after a forward pass means the model does not hand it on."""
 
@@ -140,14 +182,16 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         heads = grads[0].transpose(0, 1)
         flat = heads.reshape(heads.shape[0], -1, heads.shape[3])
-        return flat.index_select(1, ctx.rows.places).unsqueeze(0), None
+        found = flat.index_select(1, ctx.rows.wide_places)
+        found[:, ctx.rows.num :] = 0
+        return found.unsqueeze(0), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_BTHD: Tensor, rows: PackedRows) -> Tensor:
         ctx.rows = rows
-        return rows_BTHD.flatten(0, 1).index_select(0, rows.places).unsqueeze(0)
+        return rows_BTHD.flatten(0, 1).index_select(0, rows.wide_places).unsqueeze(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

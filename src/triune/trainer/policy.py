@@ -65,7 +65,7 @@ class Policy(Body):
         """What `trainer.tokens_per_micro_batch: null` means for this model here."""
         if self.device.type != "cpu":
             return 16384
-        return 16384 if self.num_parameters <= SMALL else 1024
+        return 16384 if self.num_parameters <= SMALL else 2048
 
     def logprobs(self, micro: Micro, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """float32[B, T]: log-probs of the trained tokens (0 elsewhere), and entropies when asked for.

@@ -143,7 +143,6 @@ class Updater:
         if loss.requires_grad:
             loss.backward()
         del loss, logprobs, entropy
-        self.policy.tidy()
 
     def _apply(self, divider: Divider, step: int) -> tuple[dict[str, float], bool]:
         metrics = divider.metrics()

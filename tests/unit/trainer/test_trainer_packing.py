@@ -2,7 +2,7 @@ import torch
 
 from triune.testing.tiny_models import tiny_llama
 from triune.trainer import packing
-from triune.trainer.packing import PackedRows, use_packed_attention
+from triune.trainer.packing import PackedRows, few_sizes, use_packed_attention
 
 INSIDE = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] * 4 + [False]])
 
@@ -77,3 +77,34 @@ def test_attention_with_a_window_is_left_alone():
     model = tiny_llama()
     model.config.sliding_window = 4
     assert not use_packed_attention(model)
+
+
+def test_a_step_meets_few_shapes_whatever_its_rows_are():
+    sizes = [few_sizes(num) for num in range(1, 4097)]
+    assert all(num <= size <= num + num // 16 for num, size in enumerate(sizes, 1))
+    assert len(set(sizes[1024:])) == 2 * 16
+    shapes = set()
+    for num in range(33, 65):
+        rows = PackedRows(torch.arange(70) < torch.arange(num)[:, None] % 70 + 1, None)
+        shapes.add(tuple(rows.shape))
+    assert len(shapes) <= 16
+
+
+def test_copies_that_fill_a_shape_up_get_no_gradient_and_change_no_log_prob():
+    model = tiny_llama()
+    use_packed_attention(model)
+    inside = torch.arange(45) < torch.arange(13, 46)[:, None]
+    tokens = torch.randint(1, 60, inside.shape, generator=torch.Generator().manual_seed(0))
+    rows = PackedRows(inside, torch.zeros(33, 1, 45, 45).masked_fill_(~torch.ones(45, 45, dtype=bool).tril(), -1e9))
+    assert rows.num == 957 < len(rows.places)
+    assert rows.shape == (34, 46)
+    places = rows.pack(torch.arange(45).expand(33, 45))
+    packed = model.model(input_ids=rows.pack(tokens), position_ids=places, packed_rows=rows, use_cache=False)[0]
+    padded = model.model(input_ids=tokens, use_cache=False)[0]
+    read = rows.in_row[inside.reshape(-1)]
+    torch.testing.assert_close(packed[0][read], padded[inside], atol=1e-5, rtol=1e-4)
+    weights = list(model.model.parameters())
+    mine = torch.autograd.grad(packed[0][read].square().sum(), weights)
+    theirs = torch.autograd.grad(padded[inside].square().sum(), weights)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

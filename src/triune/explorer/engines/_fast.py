@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from triune.explorer.engines._attention import attend
 from triune.explorer.engines._fast_weights import FastWeights
 from triune.explorer.engines._layout import read_layout, rotations
 from triune.explorer.engines._reference import reference_logprobs
@@ -135,7 +135,7 @@ class FastDecoder:
             heads = qkv.view(num, longest, -1, layout.head_dim).transpose(1, 2)
             q, k, v = heads.split([layout.heads, layout.kv_heads, layout.kv_heads], dim=1)
             k, v = (part.repeat_interleave(layout.group, dim=1) for part in (k, v))
-            attended = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape[0], -1)
+            attended = attend(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape[0], -1)
             if number == layout.num_layers - 1:
                 x, attended = x[last], attended[last]  # only the last tokens' logits are wanted
             x = weights.finish_layer(layer, x, attended)
@@ -168,7 +168,7 @@ class FastDecoder:
         places = torch.arange(end, device=self.device)
         seen = (places <= places[start:, None]).repeat(layout.group, 1)
         k, v = self._keys_values(layer, row, row + 1, end)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        attended = attend(q, k, v, mask=seen)
         return attended.view(layout.heads, size, layout.head_dim).transpose(0, 1).reshape(size, -1)
 
     def step(self, tokens_N: np.ndarray, positions_N: np.ndarray) -> Tensor:
@@ -191,7 +191,7 @@ class FastDecoder:
             self._lines[number].index_copy_(0, slots, qkv[:, queries:])
             q = qkv[:, :queries].view(num, layout.kv_heads, layout.group, layout.head_dim)
             k, v = self._keys_values(number, 0, num, end)
-            attended = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            attended = attend(q, k, v, mask=mask)
             x = weights.finish_layer(layer, x, attended.reshape(num, queries))
         return weights.logits(x)
 
@@ -219,7 +219,7 @@ class FastDecoder:
             heads = weights.project(layer, x, turns).view(1, len(ids) - 1, -1, layout.head_dim).transpose(1, 2)
             q, k, v = heads.split([layout.heads, layout.kv_heads, layout.kv_heads], dim=1)
             k, v = (part.repeat_interleave(layout.group, dim=1) for part in (k, v))
-            attended = scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1).flatten(1)
+            attended = attend(q, k, v, is_causal=True)[0].transpose(0, 1).flatten(1)
             x = weights.finish_layer(layer, x, attended)
         parts = [
             chosen_logprobs(weights.logits(part), tokens[1 + first : 1 + first + len(part)], temperature)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, rms_norm, silu
 
+from triune.explorer.engines._attention import attend
 from triune.explorer.engines._layout import Layout
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def reference_logprobs(tensors: Mapping[str, Tensor], layout: Layout, turn_TD: T
         if f"{prefix}.self_attn.q_norm.weight" in tensors:
             q, k = norm(f"{prefix}.self_attn.q_norm.weight", q), norm(f"{prefix}.self_attn.k_norm.weight", k)
         k, v = (part.repeat_interleave(layout.group, dim=0) for part in (rotate(k), v))
-        o = scaled_dot_product_attention(rotate(q)[None], k[None], v[None], is_causal=True)[0]
+        o = attend(rotate(q)[None], k[None], v[None], is_causal=True)[0]
         x = x + project(f"{prefix}.self_attn.o_proj", o.transpose(0, 1).flatten(1))
         h = norm(f"{prefix}.post_attention_layernorm.weight", x)
         h = silu(project(f"{prefix}.mlp.gate_proj", h)) * project(f"{prefix}.mlp.up_proj", h)
