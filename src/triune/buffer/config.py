@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from triune.buffer.stores.sqlite import SQLite
+from triune.records import Source
 from triune.settings import BrickOf, Settings
 
 
@@ -21,3 +22,13 @@ class BufferSettings(Settings):
     """How long a group waits for a reward that is not known yet before it expires and gives its slot back."""
     poll_s: float = Field(default=0.01, gt=0)
     """How often a waiting process looks for what other processes wrote; inside one process nothing polls."""
+    priority: Annotated[Any, BrickOf("priority")] = None
+    """Which entries are trained on first, wherever the sampling does not ask for another order itself: a priority, or
+    `module:function`, evaluated anew at every lease. null = the sampling alone decides."""
+    capacity: Annotated[int, Field(ge=1)] | None = None
+    """How many entries may wait for their first use in one buffer; beyond it some are evicted. null = any number."""
+    evict: Literal["oldest", "lowest", "stalest"] = "oldest"
+    """Which are evicted: admitted first, of the lowest priority, or sampled by the oldest version; ties by age."""
+    shares: dict[Source, Annotated[float, Field(gt=0)]] | None = None
+    """Weights of sources (`policy`, `expert`, `imported`, …) that wait in one buffer at once, of which every lease
+    takes in proportion; those not named weigh 1. null = the order alone decides."""
