@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from e2e_selfcheck_parts import group_ranks, two_threads
 
 from triune.cli.boundary import run as command_line
+from triune.models import resolve_model
 from triune.selfcheck import Status, selfcheck
 from triune.testing.chats import STRIPS_THINKING
 from triune.testing.faults import plant
@@ -144,3 +146,28 @@ def test_a_reward_that_is_always_the_same_is_a_warning_and_the_rest_is_proved_wi
     )
     assert [one.status for one in report.findings] == [Status.WARNED, *[Status.PASSED] * 3]
     assert report.is_right
+
+
+def test_every_stage_is_checked_whose_weights_are_there(capsys: Any, tmp_path: Path):
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        f"runs_dir: {tmp_path / 'runs'}\n"
+        "model: {path: triune/nano}\n"
+        "tasks: {use: arithmetic}\n"
+        "algorithm: {use: grpo, group_size: 4}\n"
+        "explorer: {max_tokens: 8, runner: inline}\n"
+        "trainer: {steps: 2, tasks_per_step: 4}\n"
+        "stages: [{name: first}, {name: second, explorer: {temperature: 0.6}}]\n"
+    )
+    asked = ["selfcheck", str(file), "--only", "mask", "--json"]
+    assert command_line(asked) == 0
+    told = capsys.readouterr()
+    assert [stage["name"] for stage in json.loads(told.out)["stages"]] == ["01-first"]
+    assert "02-second is not checked: its weights come from the stage before it" in told.err
+    shutil.copytree(resolve_model("triune/nano").location, tmp_path / "runs" / "two" / "01-first" / "export")
+    assert command_line([*asked, "--out", str(tmp_path / "found.json")]) == 0
+    assert len(json.loads(capsys.readouterr().out)["stages"]) == 2
+    assert (tmp_path / "found-02-second.json").exists()
+    with plant("temperature_ignored_by_trainer"):
+        assert command_line(["selfcheck", str(file), "--only", "logprobs"]) == 1
+    assert "02-second" in capsys.readouterr().out

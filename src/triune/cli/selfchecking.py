@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from triune.cli.screen import table
-from triune.config import RunConfig, load_config
+from triune.config import RunConfig, StagedConfig, load_run_file
 
 if TYPE_CHECKING:
     from triune.selfcheck import Finding, Report
@@ -24,24 +25,39 @@ WIDTH = 110
 def selfcheck(file: str, overrides: list[str] | None, only: list[str], out: Path | None, as_json: bool) -> None:
     """Check a run file on its own model, workflow and reward; exit code 1 when something is wrong.
 
+    Of a file with stages every one is checked whose weights are there: all, once the stages before it have run.
+
     Raises:
         ConfigError: The configuration cannot be run, or no check has such a name.
         TriuneError: The run could not begin.
     """
-    config = load_config(file, overrides or [])
+    config = load_run_file(file, overrides or [])
+    reports: list[Report] = []
+    for stage in config.stages if isinstance(config, StagedConfig) else (config,):
+        if reports and not Path(stage.model.path).exists():
+            typer.echo(f"\n{stage.name} is not checked: its weights come from the stage before it", err=as_json)
+            continue
+        path = out or default_path(stage)
+        if out is not None and isinstance(config, StagedConfig):
+            path = out.with_stem(f"{out.stem}-{stage.name}")
+        reports.append(_check(stage, only, path, as_json))
+    if as_json:
+        plain = [json.loads(report.to_json()) for report in reports]
+        typer.echo(json.dumps({"stages": plain} if isinstance(config, StagedConfig) else plain[0], indent=2))
+    if not all(report.is_right for report in reports):
+        raise typer.Exit(1)
+
+
+def _check(config: RunConfig, only: list[str], path: Path, as_json: bool) -> Report:
     from triune.selfcheck import selfcheck as run_checks
 
     with _progress(as_json) as tell:
         report = run_checks(config, only=only, tell=tell)
-    path = out or default_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(report.to_json())
-    if as_json:
-        typer.echo(report.to_json().decode(), nl=False)
-    else:
+    if not as_json:
         _print(report, path)
-    if not report.is_right:
-        raise typer.Exit(1)
+    return report
 
 
 def default_path(config: RunConfig) -> Path:
