@@ -221,6 +221,7 @@ class Refund(StrEnum):
     STALE = "stale"
     LOST = "lost"
     QUARANTINED = "quarantined"
+    EVICTED = "evicted"
 
 
 class GroupOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,7 +312,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 LeaseOrder = Literal["priority", "age", "newest", "reward"]
 """Which entries go first: highest stored priority, earliest admitted, sampled by the newest version, highest mean
-reward. Ties go by age. Urgent entries (people's) come before all others in any order."""
+reward. Ties go by age. A `buffer.priority` decides instead of `priority` and `age`, unless the run is deterministic.
+Urgent entries (people's) come before all others in any order, at least one of them with every lease."""
 
 
 class Leases(list[Lease]):
@@ -461,7 +463,7 @@ class Buffer(Protocol):
         Over-stale is older than `min_version`, or more than `max_staleness` published steps behind the newest version
         (version numbers have gaps after a resume, staleness has none: prefer it). `ahead`: only entries with at most
         this many groups admitted before them still open. Urgent entries (people's) come first and on top of `num`, at
-        most a quarter of it.
+        most a quarter of it, at least one.
 
         Waits until `num` are there; returns fewer only when `end` was declared (then what is left, at last []), or
         at once with `wait` False or where nobody fills that buffer.

@@ -41,6 +41,7 @@ HOMES: dict[str, str] = {
     "workflow": "triune.explorer.workflows",
     "engine": "triune.explorer.engines",
     "store": "triune.buffer.stores",
+    "priority": "triune.buffer.priorities",
     "channel": "triune.sync.channels",
     "sink": "triune.monitor.sinks",
     "alarm": "triune.monitor.alarms",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from triune.buffer.choosing import LEAST_WINDOW, WINDOW, Choosing
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
 from triune.buffer.runs import Incarnation
-from triune.buffer.choosing import LEAST_WINDOW, WINDOW, Choosing
 from triune.ports import EntryState, Refund
 
 Policy = Literal["oldest", "lowest", "stalest"]
@@ -82,7 +82,9 @@ class Capacity:
             f"SELECT {column} FROM entries e WHERE {_EVICTABLE} AND {column} > :above "
             f"ORDER BY {column}, ledger DESC, seq DESC LIMIT 1"
         )
-        of_value = f"SELECT seq FROM entries e WHERE {_EVICTABLE} AND {column} = :value ORDER BY ledger, seq LIMIT :limit"
+        of_value = (
+            f"SELECT seq FROM entries e WHERE {_EVICTABLE} AND {column} = :value ORDER BY ledger, seq LIMIT :limit"
+        )
         while len(found) < num:
             row = self.db.one(lowest, {**given, "above": above})
             if row is None:

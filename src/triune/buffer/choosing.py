@@ -251,10 +251,12 @@ def _select(again: bool, is_own: bool, by_source: bool, condition: str, ordering
     """The query for this run's own entries, or for those that are open to every run."""
     allowed = f"{_AGAIN[is_own]} AND {_RESTED}" if again else _NEW[is_own]
     uses = "granted" if is_own else _USES if again else "0"
+    # A planner that may use the bound as a range takes the index of the ledger, and sorts everything below it.
+    bounded = "ledger" if ordering.startswith("ledger") and not condition else "+ledger"
     return (
         f"SELECT {_COLUMNS}, {uses} FROM entries e WHERE buffer = :buffer AND scope = {':run' if is_own else repr('')} "
         f"AND class = :class AND state = 'ready' AND {allowed} {'AND source = :source ' if by_source else ''}"
-        f"{condition} AND ledger < :before ORDER BY {ordering} LIMIT :limit"
+        f"{condition} AND {bounded} < :before ORDER BY {ordering} LIMIT :limit"
     )
 
 

@@ -25,7 +25,9 @@ class Turns:
     def plan(self, waiting: Mapping[str, Sequence[T]], num: int) -> list[T]:
         """Up to `num` items in the order of their turns; nothing counts before `commit`."""
         clock = self._clock
-        passes = {**self._passes, **{source: max(clock, self._passes.get(source, 0.0)) for source in waiting}}
+        known = {source: value for source, value in self._passes.items() if value >= clock}
+        start = min((known[source] for source in waiting if source in known), default=clock)
+        passes = {**self._passes, **{source: known.get(source, start) for source in waiting}}
         taken = dict.fromkeys(waiting, 0)
         chosen: list[T] = []
         while len(chosen) < num:

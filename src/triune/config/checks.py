@@ -260,6 +260,29 @@ def _sampling(config: RunConfig) -> Iterator[ConfigError]:
         )  # fmt: skip
 
 
+def _choice_of_the_buffer(config: RunConfig) -> Iterator[ConfigError]:
+    """Priority, shares and capacity: without effect, against a repeatable run, or too small for a step."""
+    buffer, sampling = config.buffer, config.algorithm.sampling
+    if config.deterministic:
+        for name in ("priority", "shares", "capacity"):
+            if getattr(buffer, name) is not None:
+                yield ConfigError(
+                    f"buffer.{name}", "found one with `deterministic: true`: what there is to choose from depends on "
+                    "the clock", "none: entries are taken in the order in which they were admitted", "leave it out",
+                )  # fmt: skip
+    if buffer.priority is not None and getattr(sampling, "fixes_order", False):
+        yield ConfigError(
+            "buffer.priority", f"found one, and sampling {_brick_name(sampling)} asks for an order of its own",
+            "one of both", "write `algorithm.sampling: priority`, or leave `buffer.priority` out",
+        )  # fmt: skip
+    least = config.trainer.entries_per_step
+    if buffer.capacity is not None and buffer.capacity < least:
+        yield ConfigError(
+            "buffer.capacity", f"found {buffer.capacity}, and a step takes {least} entries: it would wait for ever",
+            f"at least {least}", f"write `buffer.capacity: {8 * least}` or more",
+        )  # fmt: skip
+
+
 def _measured_checkpoints(config: RunConfig) -> Iterator[ConfigError]:
     """Checkpoints that are removed before the run ends would silently be missing from its evaluation."""
     trainer = config.trainer
@@ -362,6 +385,7 @@ CHECKS: tuple[Check, ...] = (
     _imitation,
     _rows,
     _sampling,
+    _choice_of_the_buffer,
     _measured_checkpoints,
     _deterministic,
     _lengths,

@@ -27,27 +27,29 @@ class ColumnWriter:
     def __init__(self, num_sequences: int) -> None:
         self.num_sequences = num_sequences
         self.descriptions: list[Description] = []
-        self.chunks: list[bytes] = []
+        self.chunks: list[Any] = []  # bytes, or contiguous arrays that nobody need copy before they are joined
         self._size = 0
 
     def add(self, name: str, arrays: Sequence[np.ndarray], rows: Sequence[int] | None = None) -> None:
         """Add one column of arrays that share dtype and tail; `rows` are their sequences, None = all in order."""
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         if joined.dtype.kind == "b":
-            code, data = BITS, np.packbits(joined).tobytes()
+            code, data = BITS, np.packbits(joined)
         elif joined.dtype.kind in "iuf":
             if sys.byteorder == "big":
                 joined = joined.astype(joined.dtype.newbyteorder("<"))
-            code, data = joined.dtype.str, joined.tobytes()
+            code, data = _code_of(joined.dtype), joined if joined.flags.c_contiguous else np.ascontiguousarray(joined)
         else:
             raise WireError(name, f"an array of {joined.dtype}", "numbers", "keep free-form values in `info`")
         some = None if rows is None or len(rows) == self.num_sequences else list(rows)
-        self.descriptions.append((name, code, joined.shape[1:], some, self._size, len(data)))
-        self.chunks.append(data)
-        fill = -len(data) % _ALIGNMENT
+        size = data.nbytes
+        self.descriptions.append((name, code, joined.shape[1:], some, self._size, size))
+        if size:
+            self.chunks.append(data)
+        fill = -size % _ALIGNMENT
         if fill:
             self.chunks.append(_FILL[fill])
-        self._size += len(data) + fill
+        self._size += size + fill
 
     def add_mixed(self, found: Iterable[tuple[int, str, np.ndarray]]) -> None:
         """Add arrays that only some sequences have, or that differ in dtype or tail, as (row, name, array)."""
@@ -58,6 +60,17 @@ class ColumnWriter:
             arrays.append(array)
         for (name, _, _), (rows, arrays) in columns.items():
             self.add(name, arrays, rows)
+
+
+_CODES: dict[Any, str] = {}
+
+
+def _code_of(dtype: Any) -> str:
+    """numpy's name of a dtype, which it spells anew at every call."""
+    code = _CODES.get(dtype)
+    if code is None:
+        code = _CODES[dtype] = dtype.str
+    return code
 
 
 def read_columns(

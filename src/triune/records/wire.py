@@ -17,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ _FILL = [bytes(count) for count in range(8)]
 _STOPS = {stop.value: stop for stop in Stop}
 _SOURCES = {source.value: source for source in Source}
 _PLAIN = ("reward_parts", "metrics", "info", "messages", "tools", "parents", "operators")
+_PLAIN_OF = attrgetter(*_PLAIN)
 _TUPLES = ("messages", "tools", "parents", "operators")
 _ITEMS = {"turns": (Turn, frozenset(Turn.__struct_fields__)), "media": (Media, frozenset(Media.__struct_fields__))}
 _FIELDS = frozenset(Experience.__struct_fields__)
@@ -92,8 +94,11 @@ def encode_group(group: Group) -> bytes:
         raise RecordError(
             str(group.id), f"not a JSON-like value: {error}", "text, numbers, lists and mappings", do
         ) from error
-    body = b"".join((len(head).to_bytes(4, "little"), head, _FILL[-len(head) % 8], *columns.chunks))
-    return b"".join((_START, zlib.crc32(body, _START_CRC).to_bytes(4, "little"), body))
+    front = b"".join((len(head).to_bytes(4, "little"), head, _FILL[-len(head) % 8]))
+    crc = zlib.crc32(front, _START_CRC)
+    for chunk in columns.chunks:
+        crc = zlib.crc32(chunk, crc)
+    return b"".join((_START, crc.to_bytes(4, "little"), front, *columns.chunks))
 
 
 def _record_header(record: Record, group: GroupId, sequences: list[Experience | Text]) -> dict[str, Any]:
@@ -132,16 +137,14 @@ def _experience_header(experience: Experience, group: GroupId) -> dict[str, Any]
     if experience.priority:
         header["priority"] = experience.priority
     header["stop"], header["source"] = experience.stop, experience.source
-    for name in _PLAIN:
-        value = getattr(experience, name)
+    for name, value in zip(_PLAIN, _PLAIN_OF(experience), strict=True):
         if value:
             header[name] = value
-    for name in ("turns", "media"):
-        items = getattr(experience, name)
+    for name, items in (("turns", experience.turns), ("media", experience.media)):
         if items:
-            header[name] = _with_extras(items, experience.unknown.get(name))
-        else:
-            header.pop(name, None)  # unknown fields of items that an operator took away
+            header[name] = _with_extras(items, experience.unknown.get(name)) if experience.unknown else items
+        elif name in header:
+            del header[name]  # unknown fields of items that an operator took away
     return header
 
 
@@ -269,7 +272,8 @@ def _read_experience(fields: dict[str, Any], group: GroupId, arrays: dict[str, A
         if not _FIELDS.issuperset(mapping):
             for name in mapping.keys() - _FIELDS:
                 fields["unknown"][name] = mapping.pop(name)
-    return Experience(**fields, **arrays)
+    fields.update(arrays)
+    return Experience(**fields)
 
 
 def _read_items(name: str, items: list[dict[str, Any]], unknown: dict[str, Any]) -> tuple[Any, ...]:

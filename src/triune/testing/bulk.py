@@ -25,7 +25,8 @@ def insert_entries(database: Any, run: str, first: int, num: int) -> None:
 
     Call it inside a transaction. All hold the same bytes; `first` numbers them, and seeds the chance.
     """
-    blob, chance = encode_group(make_group(GroupId(run, "bulk", "0", 0), rewards=(1.0,), answer=4)), random.Random(first)
+    blob = encode_group(make_group(GroupId(run, "bulk", "0", 0), rewards=(1.0,), answer=4))
+    chance = random.Random(first)
     base = (database.one("SELECT coalesce(max(seq), 0) FROM entries") or (0,))[0]
     for start in range(0, num, PART):
         numbers = range(start, min(num, start + PART))

@@ -94,6 +94,22 @@ WRONG = {
         {"algorithm": {"use": "grpo", "policy_loss": {"use": "ppo_clip", "average": "constant"}}},
         ("algorithm.policy_loss.length", "found None", "write the longest response"),
     ),
+    "a priority in a run that is to be repeatable": (
+        {"algorithm": "grpo", "deterministic": True, "buffer": {"priority": "novelty"}},
+        ("buffer.priority", "depends on the clock", "leave it out"),
+    ),
+    "a capacity in a run that is to be repeatable": (
+        {"algorithm": "grpo", "deterministic": True, "buffer": {"capacity": 100}},
+        ("buffer.capacity", "depends on the clock", "leave it out"),
+    ),
+    "a priority beside a sampling with an order of its own": (
+        {"algorithm": {"use": "grpo", "sampling": "freshest"}, "buffer": {"priority": "novelty"}},
+        ("buffer.priority", "freshest asks for an order of its own", "write `algorithm.sampling: priority`"),
+    ),
+    "a capacity below a step": (
+        {"algorithm": "grpo", "buffer": {"capacity": 1}},
+        ("buffer.capacity", "it would wait for ever", "write `buffer.capacity: "),
+    ),
     "a controller of nothing": (
         {"algorithm": {"use": "grpo", "kl": {"use": "k2", "coefficient": 0, "target": 0.1}}},
         ("algorithm.kl.coefficient", "found 0", "write a first one, e.g. `coefficient: 0.001`"),

@@ -16,5 +16,6 @@ Beside its fields a strategy says
 * `buffers`: names of the buffers it leases from. `main` holds what is sampled for the run, `expert` the answers that
   the section `expert` of the run file names; others were filled before.
 * `is_timed`: whether its choice depends on what has arrived when it is asked; refused with `deterministic: true`.
+* `fixes_order` (default False): it asks for an order of its own, so `buffer.priority` would have no effect; refused.
 * `check(where)`, `check_step(where, num)`: raise ConfigError for fields that do not fit each other, or the step's size.
 """

@@ -14,6 +14,8 @@ from triune.registry import brick
 class Fifo:
     """Train on entries in the order in which their tasks were admitted, each once.
 
+    A `buffer.priority` in the run file takes the place of that order.
+
     Attributes:
         buffer: Name of the buffer to lease from.
     """

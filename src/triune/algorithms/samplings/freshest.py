@@ -22,6 +22,7 @@ class Freshest:
     fresh_ratio: ClassVar[float] = 1.0
     buffers: ClassVar[tuple[str, ...]] = ("main",)
     is_timed: ClassVar[bool] = True
+    fixes_order: ClassVar[bool] = True
 
     async def __call__(
         self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None

@@ -17,6 +17,7 @@ class Priority:
     An operator writes `Experience.priority`, an amendment may change it; an entry's is the mean over its experiences.
     Entries that never come first grow too old, are dropped, and their tasks made again (`num_stale_dropped`). Where
     everything that is there is trained on in the next step (`sync.max_staleness: 0`), there is nothing to choose.
+    Where the run file names a `buffer.priority`, that function decides what is important, anew at every lease.
     Choosing by reward changes which tasks are trained on, not what is learnt of one: advantages were computed before.
 
     Attributes:
@@ -27,6 +28,11 @@ class Priority:
     fresh_ratio: ClassVar[float] = 1.0
     buffers: ClassVar[tuple[str, ...]] = ("main",)
     is_timed: ClassVar[bool] = True
+
+    @property
+    def fixes_order(self) -> bool:
+        """Whether `buffer.priority` would have no effect."""
+        return self.by != "priority"
 
     async def __call__(
         self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None
