@@ -1,7 +1,13 @@
-"""Revisions as overlays: only what an operator or a person changed, on top of the raw group's immutable blob."""
+"""Revisions as overlays: only what an operator or a person changed, on top of the raw group's immutable blob.
+
+    0   magic `TRIO`      4   crc32 of what follows, little-endian      8   msgpack
+
+Overlays of before there was a checksum begin with the msgpack itself, whose first byte is never a `T`; they are read.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import attrgetter, is_, is_not
@@ -26,6 +32,7 @@ UNSUMMED = frozenset({"streams", "reward_parts", "operators", "metrics", "info",
 
 _NAMES = (*PLAIN, *ARRAYS, "streams", *KEPT)
 _ALL, _ID = attrgetter(*_NAMES), attrgetter("id")
+_MAGIC = b"TRIO"
 _DTYPES = {np.dtype(code): np.dtype(code).str for code in ("f4", "i4", "?")}
 
 U = msgspec.UNSET
@@ -142,7 +149,8 @@ def encode_overlay(raw: Group, shaped: Group, difference: Difference) -> bytes:
         else:
             columns[name] = list(map(attrgetter(name), records))
     try:
-        return _encoder.encode(columns)
+        body = _encoder.encode(columns)
+        return b"".join((_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body))
     except (TypeError, ValueError, OverflowError) as error:
         do = "operators keep plain values in `info` and `metrics`"
         raise RecordError(
@@ -163,12 +171,17 @@ def _pack_array(array: np.ndarray | None) -> tuple[str, tuple[int, ...], bytes] 
     return None if array is None else (_DTYPES.get(array.dtype) or array.dtype.str, array.shape, array.tobytes())
 
 
-def apply_overlay(raw: Group, blob: bytes) -> Group:
+def apply_overlay(raw: Group, blob: bytes | memoryview) -> Group:
     """The group that an overlay says; arrays it did not change are shared with `raw`.
 
     Raises:
-        WireError: The bytes are no overlay of this group.
+        WireError: The bytes are no overlay of this group, or have changed.
     """
+    if blob[:4] == _MAGIC:
+        if zlib.crc32(memoryview(blob)[8:]) != int.from_bytes(blob[4:8], "little"):
+            found, do = "the checksum of a revision differs", "the blob is truncated or corrupt"
+            raise WireError(str(raw.id), found, "the bytes that were written", do)
+        blob = memoryview(blob)[8:]
     try:
         overlay = _decoder.decode(blob)
         records = _apply(_experiences(raw), overlay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from triune.buffer.content import REDACTED
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
 from triune.buffer.runs import Incarnation
@@ -45,6 +46,7 @@ def resume_at(
         (who.run, step),
     )
     uses.take_back(who, [(use, seq) for use, seq, use_no in rows if (seq, use_no) not in kept])
+    _drop_deleted(db, entries, who)
     versions.lose_after(who.run, version)
     entries.ledger.recall_open(who)
     if strict or version < 0:  # without a surviving version there is none to count staleness from
@@ -69,6 +71,16 @@ def _drop_lost(db: Database, entries: Entries, who: Incarnation, version: int) -
     )
     for (seq,) in rows:
         entries.discard(who.run, seq, EntryState.DROPPED, Refund.LOST.value, Refund.LOST, is_due=True)
+
+
+def _drop_deleted(db: Database, entries: Entries, who: Incarnation) -> None:
+    """Take out what was deleted after a step used it that is gone now: ready again, it would be leased empty."""
+    rows = db.all(
+        "SELECT seq FROM entries WHERE scope = ? AND reason = ? AND state = 'ready' AND granted = 0",
+        (who.run, REDACTED),
+    )
+    for (seq,) in rows:
+        entries.discard(who.run, seq, EntryState.EVICTED, REDACTED, Refund.DROPPED)
 
 
 def _recall_dropped(db: Database, who: Incarnation, version: int) -> None:

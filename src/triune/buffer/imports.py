@@ -1,0 +1,310 @@
+"""Takes experience of other runs and tools into a named buffer: once each, tagged, and with every refusal told."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+
+from triune.buffer.content import REDACTED, entry_hash, num_without_behaviour
+from triune.buffer.entries import Parcel, make_parcel
+from triune.buffer.entry_walk import read_entry, walk
+from triune.buffer.incoming import (
+    Format,
+    Row,
+    detect_format,
+    entries_of_table,
+    normalise,
+    read_rows,
+    refuse_unknown,
+)
+from triune.buffer.manifest import check_files, manifest_path, read_manifest
+from triune.buffer.query import Filter, equals
+from triune.buffer.query_columns import EntryRow, experiences_of
+from triune.buffer.store import Store
+from triune.buffer.table_rows import from_rows
+from triune.buffer.transfer import LineWriter, from_plain
+from triune.errors import ConfigError, RecordError, TaskError, TriuneError
+from triune.ports import EntryState
+from triune.records import Experience, Group, GroupId, Pair, Record, Task
+
+Reader = Callable[[Format, GroupId, Task], Sequence[Record]]
+"""Makes records of a row of text (`chat`, `sharegpt`, `pairs`); it needs a tokenizer, so whoever imports brings it."""
+
+IMPORTED = "import"
+"""In the ids of what was made of rows of text, in the place of a run's name."""
+
+BATCH = 64
+"""Entries stored in one transaction."""
+
+_USABLE = {EntryState.READY: EntryState.READY, EntryState.SPENT: EntryState.READY, EntryState.RAW: EntryState.RAW}
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a file's rows.
+
+    Attributes:
+        num_entries: Entries in the file: rows of text are one each.
+        num_new: Stored.
+        num_duplicate: An entry with the same tokens is in the buffer already.
+        num_filtered: The filter left them out.
+        num_refused: Cannot be used; `reasons` says why and how often.
+        num_sequences: Sequences of the new ones.
+        num_without_behaviour: Those of them whose sampled tokens have no behaviour log-prob: they are in no ratio, so
+            only imitation and preference terms learn from them.
+        rejects: File with the refused rows and their reasons; "" = none was refused.
+    """
+
+    num_entries: int
+    num_new: int
+    num_duplicate: int
+    num_filtered: int
+    num_refused: int
+    num_sequences: int
+    num_without_behaviour: int
+    reasons: Mapping[str, int]
+    rejects: str
+
+
+class _Candidate(NamedTuple):
+    number: int
+    data: Any
+    group: Group
+    state: EntryState
+
+
+def import_file(
+    store: Store,
+    path: Path,
+    *,
+    into: str,
+    reader: Reader,
+    format: Format | None = None,
+    wanted: Filter | None = None,
+    tags: Sequence[str] = (),
+    rejects: Path | None = None,
+) -> Imported:
+    """Store what a file holds in a named buffer, where every run may lease it. Doing it again adds nothing.
+
+    Args:
+        store: Where to.
+        path: JSON(L), Parquet or Arrow file, or a folder of tables.
+        into: Name of the buffer.
+        reader: Makes records of rows of text.
+        format: Of the rows; None = by the fields of each.
+        wanted: Only entries that fit.
+        tags: Put on every record.
+        rejects: File for refused rows; None = beside `path`, with the ending `.rejects.jsonl`.
+
+    Raises:
+        ConfigError: The rows are of no known format.
+        StoreError: The file is missing or not what its manifest says, or the store failed.
+    """
+    if format is not None and format not in get_args(Format):
+        raise ConfigError("--format", f"found {format!r}", f"one of {', '.join(get_args(Format))}")
+    work = _Import(store, path, into, reader, format, wanted or Filter(), tuple(tags))
+    rejects = rejects or path.with_name(path.name + ".rejects.jsonl")
+    with ExitStack() as files:
+        for refusal in work.run():
+            if work.rejects is None:
+                work.rejects = files.enter_context(LineWriter(rejects))
+            work.rejects.write(refusal)
+    counts = work.counts
+    return Imported(
+        num_entries=sum(counts.values()),
+        num_new=counts["new"],
+        num_duplicate=counts["duplicate"],
+        num_filtered=counts["filtered"],
+        num_refused=counts["refused"],
+        num_sequences=work.num_sequences,
+        num_without_behaviour=work.num_unknown,
+        reasons=dict(work.reasons.most_common()),
+        rejects=str(rejects) if work.rejects is not None else "",
+    )
+
+
+class _Import:
+    def __init__(
+        self, store: Store, path: Path, into: str, reader: Reader, format: Format | None, wanted: Filter,
+        tags: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self.store, self.path, self.into, self.reader = store, path, into, reader
+        self.format: Format | None = format
+        self.wanted, self.tags = wanted, tags
+        self.counts: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.num_sequences = self.num_unknown = 0
+        self.rejects: LineWriter | None = None
+        manifest = read_manifest(manifest_path(path))
+        if manifest is not None:
+            check_files(path, manifest)
+        self.gone = set() if manifest is None else manifest.redacted
+        self.known = _known_hashes(store, into)
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Store everything; yields what is refused."""
+        batch: list[tuple[Parcel, _Candidate]] = []
+        for number, rows in enumerate(entries_of_table(read_rows(self.path))):
+            if number == 0 and not rows[0].refusal and (self.format or detect_format(rows[0].data)) is None:
+                raise refuse_unknown(self.path, rows[0].data)
+            data = rows[0].data if len(rows) == 1 else [row.data for row in rows]
+            try:
+                found = self._candidate(rows)
+                if found is not None:
+                    batch.append((make_parcel(found.group, found.group), found))
+                    self.known.add(entry_hash(found.group))
+            except (TaskError, RecordError) as error:
+                yield self._refuse(rows[0].number, _reason(error), data)
+            if len(batch) == BATCH:
+                yield from self._store(batch)
+                batch.clear()
+        yield from self._store(batch)
+
+    def _refuse(self, number: int, reason: str, data: Any) -> dict[str, Any]:
+        self.counts["refused"] += 1
+        self.reasons[reason] += 1
+        return {"row": number, "reason": reason, "data": data}
+
+    def _candidate(self, rows: Sequence[Row]) -> _Candidate | None:
+        """What the rows of one entry are; None when it is filtered out or there already."""
+        first = rows[0]
+        format = self.format if self.format is not None else detect_format(first.data)
+        if first.refusal or format is None:
+            raise TaskError("row", first.refusal or f"fields {', '.join(map(str, first.data))}", "a known format")
+        if format == "entries":
+            group, state = _stored(rows)
+        else:
+            group, state = self._read_text(first.data, format), EntryState.READY
+        if str(group.id) in self.gone:
+            raise TaskError("row", "deleted since it was exported", "an entry that may be used")
+        if not self.wanted.fits(_row_of(group, self.into, state, first.data), group):
+            self.counts["filtered"] += 1
+            return None
+        if entry_hash(group) in self.known:
+            self.counts["duplicate"] += 1
+            return None
+        return _Candidate(first.number, first.data, _tagged(group, self.tags), state)
+
+    def _read_text(self, data: Mapping[str, Any], format: Format) -> Group:
+        row = normalise(data, format)
+        key = hashlib.blake2b(msgspec.json.encode(row, order="deterministic", enc_hook=str), digest_size=8).hexdigest()
+        task = Task(key=key, taskset=self.path.stem, data=row)
+        id_ = GroupId(IMPORTED, task.taskset, key, 0)
+        records = [_without_credit(record) for record in self.reader(format, id_, task)]
+        return Group(id=id_, task=task, records=tuple(records))
+
+    def _store(self, batch: Sequence[tuple[Parcel, _Candidate]]) -> Iterator[dict[str, Any]]:
+        refused: list[tuple[_Candidate, str]] = []
+        with self.store.db.transaction():
+            outcomes = [self._insert(parcel, found) for parcel, found in batch]
+        for (_, found), outcome in zip(batch, outcomes, strict=True):
+            if outcome:
+                refused.append((found, outcome))
+                continue
+            self.counts["new"] += 1
+            self.num_sequences += sum(len(experiences_of(record)) or 1 for record in found.group.records)
+            self.num_unknown += num_without_behaviour(found.group)
+        for found, reason in refused:
+            yield self._refuse(found.number, reason, found.data)
+
+    def _insert(self, parcel: Parcel, found: _Candidate) -> str:
+        """Store one; why not, "" when it was stored. An id that names something else here gets another run's name."""
+        put = self.store.entries.insert_free
+        if put(parcel, buffer=self.into, scope="", state=found.state):
+            return ""
+        row = self.store.db.one("SELECT reason FROM entries WHERE entry = ?", (str(found.group.id),))
+        if row is not None and row[0] == REDACTED:
+            return "deleted from this buffer before; expected an entry that may be used"
+        group = _renamed(found.group)
+        if put(make_parcel(group, group), buffer=self.into, scope="", state=found.state):
+            return ""
+        return "its id and content are in another buffer of this store; expected a new one"
+
+
+def _reason(error: TriuneError) -> str:
+    return error.found + (f"; expected {error.expected}" if error.expected else "")
+
+
+def _known_hashes(store: Store, buffer: str) -> set[str]:
+    """Of every entry in a buffer, as it was put."""
+    known: set[str] = set()
+    for row, _ in walk(store, equals("buffer", buffer)):
+        with store.db.transaction():
+            group = read_entry(store, row, 0)
+        known.add(entry_hash(group))
+    return known
+
+
+def _stored(rows: Sequence[Row]) -> tuple[Group, EntryState]:
+    """An entry of our own export.
+
+    Raises:
+        RecordError: It is malformed.
+        TaskError: It was not to be trained on where it is from, or waits for its reward.
+    """
+    data = rows[0].data
+    plain = data.get("group")
+    group = from_rows([row.data for row in rows]) if "tokens" in data else from_plain(_mapping(plain))
+    state = data.get("state")
+    if state not in list(_USABLE):
+        raise TaskError("row", f"state {state}", f"one of {', '.join(_USABLE)}")
+    unknown = [one for record in group.records for one in experiences_of(record) if one.is_valid and one.reward is None]
+    if unknown and not any(isinstance(record, Pair) for record in group.records):
+        raise TaskError("row", "an unknown reward", "rewards in all imported entries")
+    return group, _USABLE[EntryState(state)]
+
+
+def _mapping(plain: Any) -> Mapping[str, Any]:
+    if not isinstance(plain, Mapping):
+        raise RecordError("row", f"group is {plain!r:.40}", "a mapping")
+    return plain
+
+
+def _without_credit(record: Record) -> Record:
+    """An answer nobody rewarded: where a loss asks for advantages, they are 0."""
+    if not isinstance(record, Experience):
+        return record
+    return record.with_streams(advantages=np.zeros(len(record), dtype=np.float32))
+
+
+def _tagged(group: Group, tags: tuple[str, ...]) -> Group:
+    if not tags:
+        return group
+
+    def tag(record: Record) -> Record:
+        names = sorted({*record.info.get("tags", ()), *tags})
+        return msgspec.structs.replace(record, info={**record.info, "tags": names})
+
+    return group.with_records([tag(record) for record in group.records])
+
+
+def _renamed(group: Group) -> Group:
+    """The same under another run's name, made of what it holds: two projects may call their runs the same."""
+    id_ = GroupId(f"{group.id.run}@{entry_hash(group)[:8]}", group.id.taskset, group.id.task_key, group.id.visit)
+
+    def rename(record: Record) -> Record:
+        if isinstance(record, Experience):
+            rollout = msgspec.structs.replace(record.id.rollout, group=id_)
+            return record.replace(id=msgspec.structs.replace(record.id, rollout=rollout))
+        if isinstance(record, Pair):
+            return msgspec.structs.replace(record, chosen=rename(record.chosen), rejected=rename(record.rejected))
+        return record
+
+    return msgspec.structs.replace(group, id=id_, records=tuple(rename(record) for record in group.records))
+
+
+def _row_of(group: Group, buffer: str, state: EntryState, data: Mapping[str, Any]) -> EntryRow:
+    """What a filter sees of an entry that is not stored yet; it has no age, no uses and no staleness."""
+    summary = make_parcel(group, group).summary
+    return EntryRow(
+        seq=0, entry=str(group.id), buffer=buffer, scope="", state=str(data.get("state", state)), reason="",
+        source=summary.source, reward=summary.reward, priority=summary.score, urgent=summary.is_urgent,
+        num_records=summary.num_records, version=summary.oldest_version, newest_version=summary.newest_version,
+        revision=0, epoch=0, staleness=0, age_s=0.0, uses=0, leased=0,
+    )  # fmt: skip
