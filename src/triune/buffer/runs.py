@@ -74,7 +74,7 @@ class Runs:
         """The incarnation that is running now; None while there is none alive, or it is not yet at its checkpoint."""
         row = self.db.one(
             "SELECT r.epoch FROM runs r JOIN owners o ON o.owner = r.opener "
-            "WHERE r.run = ? AND o.expires > ? AND r.is_settled",
+            "WHERE r.run = ? AND o.expires > ? AND r.is_settled = 1",
             (run, self.db.now),
         )
         if row is None:

@@ -1,14 +1,13 @@
-"""The tables, and the version they are of."""
+"""The tables: every version of the schema as the statements that lead to it from the one before."""
 
 from __future__ import annotations
 
-import sqlite3
+from collections.abc import Callable, Collection
+from typing import Any
 
 from triune.errors import StoreError
 
-SCHEMA_VERSION = 1
-
-TABLES = """
+VERSION_1 = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
 
 -- One row per run: its incarnation, its admission ledger's totals, where its tasks stand.
@@ -47,7 +46,6 @@ CREATE TABLE admissions (
 );
 CREATE UNIQUE INDEX admissions_group ON admissions (run, taskset, task_key, visit, round);
 CREATE INDEX admissions_open ON admissions (run, seq) WHERE state = 'open';
-CREATE INDEX admissions_due ON admissions (run, seq) WHERE is_due;
 
 -- One row per put. `scope` is the only run that may lease it, '' = every run.
 CREATE TABLE entries (
@@ -75,10 +73,6 @@ CREATE TABLE entries (
     deadline       REAL,                     -- when waiting or urgent: seconds since 1970
     created        REAL NOT NULL
 );
-CREATE INDEX IF NOT EXISTS entries_new ON entries (buffer, scope, class DESC, score DESC, ledger, seq)
-    WHERE state = 'ready' AND granted = 0;
-CREATE INDEX IF NOT EXISTS entries_again ON entries (buffer, scope, class, oldest_version DESC, ledger, seq)
-    WHERE state = 'ready' AND granted > 0 AND granted < max_uses;
 CREATE INDEX entries_deadline ON entries (deadline) WHERE deadline IS NOT NULL;
 
 -- Blobs never change: revision 0 is the raw group, later ones are overlays of it or whole groups.
@@ -151,41 +145,82 @@ CREATE TABLE control (
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
+VERSION_2 = """
+CREATE INDEX IF NOT EXISTS entries_new ON entries (buffer, scope, class DESC, score DESC, ledger, seq)
+    WHERE state = 'ready' AND granted = 0;
+CREATE INDEX IF NOT EXISTS entries_again ON entries (buffer, scope, class, oldest_version DESC, ledger, seq)
+    WHERE state = 'ready' AND granted > 0 AND granted < max_uses;
 
-def prepare_schema(connection: sqlite3.Connection, where: str) -> None:
-    """Make the tables in an empty database; refuse one of another version.
+-- Flags are compared with 1: a bare integer is a condition in SQLite only.
+DROP INDEX IF EXISTS admissions_due;
+CREATE INDEX admissions_due ON admissions (run, seq) WHERE is_due = 1;
+
+-- Of what task an entry is, and the mean size of its advantages: what priorities look at.
+ALTER TABLE entries ADD COLUMN task TEXT NOT NULL DEFAULT '';
+ALTER TABLE entries ADD COLUMN advantage REAL;
+CREATE INDEX entries_age ON entries (buffer, scope, class, ledger, seq) WHERE state = 'ready' AND granted = 0;
+CREATE INDEX entries_newest ON entries (buffer, scope, class, oldest_version DESC, ledger, seq)
+    WHERE state = 'ready' AND granted = 0;
+
+-- What was written out of the buffer, so that a deletion can reach it.
+CREATE TABLE exports (
+    manifest    TEXT PRIMARY KEY,
+    at          REAL NOT NULL,
+    num_entries INTEGER NOT NULL,
+    filter      TEXT NOT NULL
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2)
+"""`MIGRATIONS[n]` leads from version n to n + 1, in SQLite's dialect; other backends translate the types.
+
+A published one never changes: a change of the tables is one more.
+"""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+def bring_up(
+    execute: Callable[[str], Any], tables: Collection[str], where: str, migrations: tuple[str, ...] | None = None
+) -> None:
+    """Bring the tables to the newest version; call it inside a transaction.
+
+    Args:
+        execute: Runs one statement of SQLite's dialect and returns a cursor.
+        tables: Names of the tables that are there.
+        where: The file or server, for messages.
+        migrations: Another list than `MIGRATIONS`, for tests.
 
     Raises:
-        StoreError: The file is a database of something else, or of a newer Triune.
+        StoreError: It is a database of something else, or of a newer Triune.
     """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not tables:
-            for statement in _statements():
-                connection.execute(statement)
-            connection.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
-        elif "schema_version" not in tables:
-            raise StoreError(where, "a database of another program", "a buffer of Triune", "name another file")
-        else:
-            (version,) = connection.execute("SELECT version FROM schema_version").fetchone()
-            if version != SCHEMA_VERSION:
-                raise StoreError(
-                    where,
-                    f"buffer schema {version}",
-                    f"schema {SCHEMA_VERSION}",
-                    "open it with the Triune that wrote it",
-                )
-            for statement in _statements():
-                if "CREATE INDEX IF NOT EXISTS" in statement:  # they came later, and change nothing stored
-                    connection.execute(statement)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    steps = MIGRATIONS if migrations is None else migrations
+    version = _version(execute, tables, where)
+    if version > len(steps):
+        raise StoreError(
+            where,
+            f"buffer schema {version}",
+            f"schema {len(steps)} or older",
+            "open it with the Triune that wrote it, or a newer one",
+        )
+    for step in steps[version:]:
+        for statement in statements(step):
+            execute(statement)
+    if version < len(steps):
+        execute("DELETE FROM schema_version")
+        execute(f"INSERT INTO schema_version VALUES ({len(steps)})")
 
 
-def _statements() -> list[str]:
-    lines = [line.partition("--")[0] for line in TABLES.splitlines()]
-    return [statement for statement in "\n".join(lines).split(";") if statement.strip()]
+def _version(execute: Callable[[str], Any], tables: Collection[str], where: str) -> int:
+    if not tables:
+        return 0
+    row = execute("SELECT version FROM schema_version").fetchone() if "schema_version" in tables else None
+    if row is None:
+        raise StoreError(where, "a database of another program", "a buffer of Triune", "name another one")
+    return int(row[0])
+
+
+def statements(script: str) -> list[str]:
+    """The single statements of a script, without comments."""
+    lines = [line.partition("--")[0] for line in script.splitlines()]
+    return [statement.strip() for statement in "\n".join(lines).split(";") if statement.strip()]

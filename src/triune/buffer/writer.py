@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from triune.buffer.database import Database
+from triune.buffer.database import TOPICS, Database, Interrupted
 from triune.errors import StoreError
 
 Work = Callable[[], Any]
@@ -28,9 +28,11 @@ class Writer:
         self.db, self.poll_s, self.beat_s, self.beat, self.wake = db, poll_s, beat_s, beat, wake
         self.num_waiting = 0
         self._jobs: list[Job] = []
+        self._news: set[str] = set()
         self._ready = threading.Condition()
-        self._stops = False
+        self._stops = self._abandons = False
         self._announced: asyncio.AbstractEventLoop | None = None
+        self._polls = db.is_shared and not db.listen(self._hear)
         self._seen = db.foreign_version()
         self._next_beat = time.monotonic() + beat_s
         self._thread = threading.Thread(target=self._run, name="triune-buffer", daemon=True)
@@ -54,6 +56,12 @@ class Writer:
         with self._ready:
             self._ready.notify()
 
+    def _hear(self, topics: set[str]) -> None:
+        """Other processes touched these: the thread tells the waiters."""
+        with self._ready:
+            self._news |= topics
+            self._ready.notify()
+
     @property
     def has_stopped(self) -> bool:
         """Whether `stop` was called."""
@@ -62,7 +70,7 @@ class Writer:
     def stop(self, *, abandon: bool = False) -> None:
         """Finish what is queued (or drop it, as a crash would) and end the thread."""
         with self._ready:
-            self._stops = True
+            self._stops, self._abandons = True, abandon
             if abandon:
                 self._jobs.clear()
             self._ready.notify()
@@ -71,10 +79,13 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._ready:
-                if not self._jobs and not self._stops:
+                if not (self._jobs or self._news or self._stops):
                     self._ready.wait(self._patience())
                 jobs, self._jobs = self._jobs, []
+                news, self._news = self._news, set()
                 stops = self._stops
+            if news:
+                self.wake(news)
             if jobs:
                 self._commit([job for job in jobs if not job[1].cancelled()])
             elif stops:
@@ -83,7 +94,7 @@ class Writer:
 
     def _patience(self) -> float:
         until_beat = max(0.0, self._next_beat - time.monotonic())
-        return min(until_beat, self.poll_s) if self.num_waiting and self.db.is_shared else until_beat
+        return min(until_beat, self.poll_s) if self.num_waiting and self._polls else until_beat
 
     def _look_around(self) -> None:
         """Beat when it is time, and tell waiters when another process wrote. The room's boundary for both."""
@@ -94,11 +105,11 @@ class Writer:
                     self.beat()
                     touched = set(self.db.touched)
                 self.wake(touched)
-            if self.db.is_shared and self.num_waiting:
+            if self._polls and self.num_waiting:
                 seen = self.db.foreign_version()
                 if seen != self._seen:
                     self._seen = seen
-                    self.wake({"entries", "slots", "stock", "versions", "runs", "control"})
+                    self.wake(set(TOPICS))
         except Exception:
             # A beat that fails (locked, disk full) is no news by itself: the next call of its owner meets the cause.
             return
@@ -108,19 +119,21 @@ class Writer:
             return
         outcomes: list[tuple[Any, BaseException | None]]
         try:
-            with self.db.transaction():
-                outcomes = [(work(), None) for work, _ in jobs]
-                touched = set(self.db.touched)
+            outcomes, touched = self.db.attempt(lambda: self._work(jobs), lambda: self._abandons)
+        except Interrupted as error:  # patience is at an end, for each of them
+            outcomes, touched = [(None, error)] * len(jobs), set()
         except Exception as error:
             if len(jobs) > 1:
                 for job in jobs:
                     self._commit([job])
                 return
-            outcomes = [(None, error)]
-            touched = set()
+            outcomes, touched = [(None, error)], set()
         self._deliver(jobs, outcomes)
         if touched:
             self.wake(touched)
+
+    def _work(self, jobs: list[Job]) -> tuple[list[tuple[Any, BaseException | None]], set[str]]:
+        return [(work(), None) for work, _ in jobs], set(self.db.touched)
 
     def _deliver(self, jobs: list[Job], outcomes: list[tuple[Any, BaseException | None]]) -> None:
         """Resolve the futures, each on its own loop, in one hop per loop."""

@@ -13,14 +13,18 @@ from triune.buffer.stores.sqlite import SQLite
 from triune.ports import AdmissionRule, WeightUpdate
 from triune.records import Task
 from triune.testing.groups import make_group, with_mean_advantages
+from triune.testing.postgres import OnTestServer
 
 T = TypeVar("T")
 
 ROOMY = AdmissionRule(max_staleness=0, fresh=1000)
 """A rule under which there is always a slot."""
 
-BACKENDS: dict[str, Any] = {"memory": Memory(), "sqlite": SQLite()}
+BACKENDS: dict[str, Any] = {"memory": Memory(), "sqlite": SQLite(), "postgres": OnTestServer()}
 """Every store that the contract suite runs over; a new backend is one more entry."""
+
+
+_SETTINGS = ("priority", "capacity", "evict", "shares", "reward_deadline_s")
 
 
 class BufferWorld:
@@ -33,8 +37,9 @@ class BufferWorld:
         self._memory: Database | None = None
 
     def open(self, **options: Any) -> StoredBuffer:
-        """The first buffer, or another process's."""
-        settings = BufferSettings(store=lambda folder: self._database(), lease_s=60, poll_s=0.005)
+        """The first buffer, or another process's. Options are those of `open_buffer` and of section `buffer:`."""
+        chosen = {name: options.pop(name) for name in _SETTINGS if name in options}
+        settings = BufferSettings(store=lambda folder: self._database(), lease_s=60, poll_s=0.005, **chosen)
         buffer = open_buffer(settings, self.folder, **{"reshape": with_mean_advantages, **options})
         self._buffers.append(buffer)
         return buffer
@@ -54,11 +59,13 @@ class BufferWorld:
     def crash(self, buffer: StoredBuffer) -> None:
         """The process is gone without a word."""
         buffer.abandon()
+        if self._memory is None:
+            buffer.store.db.close()
 
     def end(self) -> None:
         """All processes are gone."""
         for buffer in self._buffers:
-            buffer.abandon()
+            self.crash(buffer)
 
 
 async def publish(buffer: StoredBuffer, step: int) -> int:

@@ -13,18 +13,35 @@ from typing import Any
 import pytest
 
 from triune.buffer import BufferSettings, StoredBuffer, open_buffer
+from triune.buffer.stores.postgres import Postgres
 from triune.buffer.stores.sqlite import SQLite
 from triune.errors import ConfigError, TriuneError
 from triune.failpoints import arm_failpoints, failpoint
 from triune.ports import AdmissionRule
 from triune.records import GroupId, Task
+from triune.testing import postgres
 from triune.testing.groups import make_group, with_mean_advantages
 
 NUM_TASKS, NUM_PER_STEP = 24, 4
 
+URL = "TRIUNE_TEST_URL"
+"""Tells the spawned processes that they work on a server."""
+
+on_every_store = pytest.mark.usefixtures("store")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "postgres":
+        url = postgres.server_url()
+        if url is None:
+            pytest.skip(postgres.MISSING)
+        monkeypatch.setenv(URL, url)
+
 
 def open_at(folder: Path, **settings: Any) -> StoredBuffer:
-    return open_buffer(BufferSettings(store=SQLite(), **settings), folder, reshape=with_mean_advantages)
+    store = Postgres(url=os.environ[URL]) if URL in os.environ else SQLite()
+    return open_buffer(BufferSettings(store=store, **settings), folder, reshape=with_mean_advantages)
 
 
 def spawn(role: str, folder: Path, **env: str) -> subprocess.Popen[bytes]:
@@ -130,6 +147,7 @@ def trained_tasks(folder: Path) -> list[str]:
     return tasks
 
 
+@on_every_store
 @pytest.mark.parametrize(
     "failpoints",
     [
@@ -150,6 +168,7 @@ def test_case_38_killed_at_a_failpoint_a_resumed_run_trains_the_same_tasks(tmp_p
     assert trained_tasks(tmp_path) == sorted(f"t{n}" for n in range(NUM_TASKS))
 
 
+@on_every_store
 def test_case_56_what_a_killed_process_committed_is_there_for_the_next_one(tmp_path: Path):
     process = spawn("fly", tmp_path, TRIUNE_FAILPOINT="buffer.put.inside:4")
     assert process.wait(20) == -signal.SIGKILL
@@ -166,6 +185,7 @@ def test_case_56_what_a_killed_process_committed_is_there_for_the_next_one(tmp_p
     asyncio.run(work())
 
 
+@on_every_store
 def test_a_kill_while_a_leased_entry_is_amended_leaves_the_amendment_undone_and_repeatable(tmp_path: Path):
     process = spawn("amend", tmp_path, TRIUNE_FAILPOINT="buffer.amend.leased:1")
     assert process.wait(20) == -signal.SIGKILL
@@ -195,7 +215,8 @@ async def amend_while_leased(folder: Path) -> None:
 # ------------------------------------------------------------------------------------- several processes
 
 
-def test_two_exploring_processes_and_a_trainer_share_one_file_and_use_every_group_once(tmp_path: Path):
+@on_every_store
+def test_two_exploring_processes_and_a_trainer_share_one_store_and_use_every_group_once(tmp_path: Path):
     async def work() -> None:
         buffer = open_at(tmp_path)
         await buffer.open_run("r", config_hash="", data_hash="")

@@ -8,14 +8,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from triune.buffer import BufferSettings, StoredBuffer, open_buffer
-from triune.buffer.stores.sqlite import SQLite
+from triune.buffer import StoredBuffer
 from triune.ports import AdmissionRule, Refund, WeightUpdate
 from triune.records import GroupId, Task
+from triune.testing import postgres
+from triune.testing.buffers import BACKENDS, BufferWorld
 from triune.testing.groups import make_group, with_mean_advantages
 
 NUM_PER_STEP, STALENESS = 3, 1
@@ -25,9 +27,12 @@ RULE = AdmissionRule(max_staleness=STALENESS, fresh=NUM_PER_STEP)
 class Histories(RuleBasedStateMachine):
     """The model: names of groups by where they are, the line of versions, and what the last checkpoint holds."""
 
+    backend = "sqlite"
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
+        self.world = BufferWorld(BACKENDS[self.backend], self.folder)
         self.loop = asyncio.new_event_loop()
         self.open: list[str] = []
         self.ready: dict[str, int] = {}  # → version that sampled it
@@ -44,8 +49,7 @@ class Histories(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(work, 10))
 
     def launch(self) -> StoredBuffer:
-        store = BufferSettings(store=SQLite(synchronous="off"), lease_s=1e6)
-        buffer = open_buffer(store, self.folder, reshape=with_mean_advantages)
+        buffer = self.world.open()
         assert self.do(buffer.open_run("r", config_hash="", data_hash="")) == self.epoch
         self.epoch += 1
         return buffer
@@ -56,7 +60,7 @@ class Histories(RuleBasedStateMachine):
         self.publish()
 
     def teardown(self) -> None:
-        self.buffer.abandon()
+        self.world.end()
         self.loop.close()
         shutil.rmtree(self.folder)
 
@@ -190,7 +194,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(strict=st.booleans())
     def resume(self, strict: bool) -> None:
-        self.buffer.abandon()
+        self.world.crash(self.buffer)
         self.buffer = self.launch()
         self.step, line, consumed = self.checkpoint
         version = line[-1] if line else -1
@@ -231,13 +235,34 @@ class Histories(RuleBasedStateMachine):
         assert self.do(self.buffer.free_slots(RULE)) == self.num_free
 
 
+class HistoriesInMemory(Histories):
+    backend = "memory"
+
+
+class HistoriesOnServer(Histories):
+    backend = "postgres"
+
+    def __init__(self) -> None:
+        if postgres.server_url() is None:
+            pytest.skip(postgres.MISSING)
+        super().__init__()
+
+
+def _settings(num: int) -> settings:
+    return settings(
+        max_examples=num,
+        phases=(Phase.generate,),
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=25,
-    phases=(Phase.generate,),
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestHistories.settings = _settings(25)
+TestHistoriesInMemory = HistoriesInMemory.TestCase
+TestHistoriesInMemory.settings = _settings(10)
+TestHistoriesOnServer = pytest.mark.postgres(HistoriesOnServer.TestCase)
+TestHistoriesOnServer.settings = _settings(25)

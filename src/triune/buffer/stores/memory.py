@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from triune.buffer.database import Database, open_database
+from triune.buffer.sqlite import SQLiteDatabase, open_database
 from triune.registry import brick
 
 
@@ -16,6 +16,6 @@ from triune.registry import brick
 class Memory:
     """SQLite without a file: the same behaviour, nothing survives, nobody else can join."""
 
-    def __call__(self, folder: Path, clock: Callable[[], float] = time.time) -> Database:
+    def __call__(self, folder: Path, clock: Callable[[], float] = time.time) -> SQLiteDatabase:
         """Open an empty one."""
         return open_database(":memory:", synchronous="off", clock=clock)

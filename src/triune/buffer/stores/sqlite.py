@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from triune.buffer.database import Database, open_database
+from triune.buffer.sqlite import SQLiteDatabase, open_database
 from triune.registry import brick
 
 
@@ -24,7 +24,7 @@ class SQLite:
     busy_timeout_s: float = 30.0
     """How long to wait for another process's transaction."""
 
-    def __call__(self, folder: Path, clock: Callable[[], float] = time.time) -> Database:
+    def __call__(self, folder: Path, clock: Callable[[], float] = time.time) -> SQLiteDatabase:
         """Open it, and make it when it is missing."""
         path = self.path or folder / "buffer.sqlite"
         return open_database(path, synchronous=self.synchronous, busy_timeout_s=self.busy_timeout_s, clock=clock)

@@ -1,0 +1,265 @@
+"""The database on a PostgreSQL server, for several machines and many writers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
+from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+from psycopg.types.string import StrBinaryDumper
+
+from triune.buffer.database import Database, Interrupted, Parameters
+from triune.buffer.postgres_errors import cannot_connect, store_error
+from triune.buffer.postgres_news import Hear, News
+from triune.buffer.postgres_sql import nulls_of, quoted, translate, translate_types
+from triune.buffer.schema import bring_up
+from triune.errors import StoreError
+
+Connection = psycopg.Connection[Any]
+
+_DEFAULTS = {
+    "application_name": "triune",
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""A server whose machine is gone is noticed within half a minute; what the URL says goes first."""
+
+_WRITERS = """
+CREATE TABLE IF NOT EXISTS writers (
+    writer  TEXT PRIMARY KEY, commits BIGINT NOT NULL, at TIMESTAMPTZ NOT NULL DEFAULT now()
+)
+"""
+"""How many transactions each open buffer committed: what tells, after a break, whether the last one was."""
+
+
+class PostgresDatabase(Database):
+    """One connection, made again when it breaks, and one schema.
+
+    Every transaction begins by waiting for the schema's advisory lock, so that transactions of all processes happen
+    one after another, as in SQLite: an admission, a lease or a fence never depends on a snapshot that is not the newest.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        schema: str,
+        *,
+        busy_timeout_s: float = 30.0,
+        patience_s: float = 60.0,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Connect and bring the schema up.
+
+        Args:
+            url: What libpq understands; "" = its environment variables.
+            schema: Where the tables are; made when missing.
+            busy_timeout_s: How long to wait for another process's transaction. Who holds one for half as long without
+                a statement is stopped by the server.
+            patience_s: How long to look for a server that is gone.
+            clock: None = the server's, on which all machines agree.
+
+        Raises:
+            StoreError: The server refuses or does not answer, or the schema is of something else or a newer Triune.
+        """
+        super().__init__(f"PostgreSQL schema {schema!r}", is_shared=True)
+        self.schema, self.clock, self.patience_s = schema, clock, patience_s
+        self.execute, self.execute_many = self._execute, self._execute_many
+        self._url, self._busy_s = url, busy_timeout_s
+        self._writer = uuid.uuid4().hex
+        self._key = int.from_bytes(hashlib.sha256(f"triune:{schema}".encode()).digest()[:8], "big", signed=True)
+        self._channel = f"triune_{self._key & (1 << 64) - 1:x}"
+        self._num_commits, self._writes = 0, False
+        self._news: News | None = None
+        self._line = self._connect()
+        self.where = f"{_address(self._line)}, schema {schema!r}"
+        self._prepare()
+
+    def _connect(self) -> Connection:
+        """A new connection, set up.
+
+        Raises:
+            StoreError: The server refuses.
+            Interrupted: It is not there.
+        """
+        try:
+            given = psycopg.conninfo.conninfo_to_dict(self._url)
+        except psycopg.ProgrammingError as error:
+            raise StoreError(
+                "buffer.store.url", f"not understood ({error})", "postgresql://USER@HOST/DATABASE"
+            ) from error
+        try:
+            line = psycopg.connect(
+                **{**_DEFAULTS, **given}, autocommit=True, cursor_factory=psycopg.RawCursor, prepare_threshold=2
+            )
+        except psycopg.Error as error:
+            raise cannot_connect(error, self.where) from error
+        line.prepared_max = 500
+        for dumper, kind in ((_BoolDumper, bool), (Int8BinaryDumper, int), (StrBinaryDumper, str)):
+            line.adapters.register_dumper(kind, dumper)
+        line.adapters.register_loader("numeric", _NumberLoader)
+        try:
+            line.execute(
+                f"SET search_path TO {quoted(self.schema)}; SET client_encoding TO 'UTF8'; "
+                f"SET client_min_messages TO warning; SET lock_timeout TO {int(1000 * self._busy_s)}; "
+                f"SET idle_in_transaction_session_timeout TO {int(500 * self._busy_s)}".encode()
+            )
+        except psycopg.Error as error:
+            line.close()
+            raise store_error(error, self.where, is_gone=True) from error
+        return line
+
+    def _prepare(self) -> None:
+        with self.transaction():
+            if self.one("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self.schema,)) is None:
+                self.execute(f"CREATE SCHEMA {quoted(self.schema)}")  # needs a right that using it does not need
+            tables = {
+                row[0] for row in self.all("SELECT tablename FROM pg_tables WHERE schemaname = ?", (self.schema,))
+            }
+            bring_up(lambda sql: self.execute(translate_types(sql)), tables, self.where)
+            self.execute(_WRITERS)
+            self.execute("DELETE FROM writers WHERE at < now() - interval '30 days'")
+
+    # ---- statements
+
+    def _execute(self, sql: str, parameters: Parameters = ()) -> psycopg.Cursor[Any]:
+        statement = translate(sql, nulls_of(parameters))
+        self._writes |= statement.writes
+        return self._line.execute(statement.text.encode(), statement.pick(parameters), binary=True)
+
+    def _execute_many(self, sql: str, rows: Sequence[Parameters]) -> psycopg.Cursor[Any]:
+        statement = translate(sql)
+        self._writes |= statement.writes
+        cursor = self._line.cursor()
+        cursor.executemany(statement.text.encode(), [statement.pick(row) for row in rows])
+        return cursor
+
+    def _script(self, script: str) -> psycopg.Cursor[Any]:
+        """Several statements in one round trip; the cursor stands at the last."""
+        cursor = self._line.execute(script.encode())
+        while cursor.nextset():
+            pass
+        return cursor
+
+    # ---- transactions
+
+    def _begin(self) -> None:
+        if self._line.closed:
+            self._line = self._connect()
+        self._writes = False
+        row = self._script(
+            f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({self._key}); "
+            "SELECT extract(epoch FROM clock_timestamp())::float8"
+        ).fetchone()
+        assert row is not None, "it is one row"
+        self.now = float(row[0]) if self.clock is None else self.clock()
+
+    def _commit(self) -> None:
+        """Commit, and say in the same round trip what was touched; a break in between is cleared up."""
+        if not (self._writes or self.touched):
+            self._script("COMMIT")
+            return
+        self._num_commits += 1  # also where nobody can tell what became of the last one
+        number = self._num_commits
+        news = " ".join((self._writer, *sorted(self.touched)))
+        tell = f"SELECT pg_notify('{self._channel}', '{news}'); " if self.touched else ""
+        try:
+            last = self._script(
+                f"INSERT INTO writers(writer, commits) VALUES ('{self._writer}', {number}) "
+                f"ON CONFLICT(writer) DO UPDATE SET commits = {number}, at = now(); {tell}COMMIT"
+            )
+        except psycopg.Error as error:
+            if not self._is_gone(error):
+                raise
+            if not self._was_committed(number):
+                raise store_error(error, self.where, is_gone=True) from error
+        else:
+            if last.statusmessage != "COMMIT":
+                raise StoreError(
+                    self.where, "a transaction that had failed was committed", "one that had not", "report this"
+                )
+
+    def _was_committed(self, number: int) -> bool:
+        """After a break: whether the transaction is there. Waits until its old connection has ended, one way or other."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                self._line.close()
+                self._line = self._connect()
+                self._script(f"BEGIN; SELECT pg_advisory_xact_lock({self._key})")
+                row = self.one("SELECT commits FROM writers WHERE writer = ?", (self._writer,))
+                self._script("COMMIT")
+                return row is not None and row[0] == number
+            except (psycopg.Error, Interrupted) as error:
+                if time.monotonic() > deadline:
+                    raise StoreError(
+                        self.where,
+                        f"the connection broke during a commit, and nobody answers since ({error})",
+                        "an answer whether it is there",
+                        "start the server and resume; every call may be repeated",
+                    ) from error
+            time.sleep(0.1)
+
+    def _undo(self, error: BaseException) -> StoreError | None:
+        is_gone = isinstance(error, psycopg.Error) and self._is_gone(error)
+        if is_gone:
+            self._line.close()
+        elif not self._line.closed and self._line.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            try:
+                self._line.execute(b"ROLLBACK")
+            except psycopg.Error:
+                self._line.close()  # the server rolls back what has no connection
+        return store_error(error, self.where, is_gone=is_gone) if isinstance(error, psycopg.Error) else None
+
+    def _is_gone(self, error: psycopg.Error) -> bool:
+        return self._line.closed or self._line.broken or (error.sqlstate or "").startswith(("08", "57P", "25P03"))
+
+    # ---- beside transactions
+
+    def listen(self, hear: Hear) -> bool:
+        """Tell `hear`, on a thread of its own, what other processes touched."""
+        try:
+            self._news = News(self._connect, self._channel, self._writer, hear)
+        except psycopg.Error as error:
+            raise store_error(error, self.where, is_gone=True) from error
+        return True
+
+    def close(self) -> None:
+        """Close the connections; what was committed stays."""
+        if self._news is not None:
+            self._news.stop()
+        if not self._line.closed:
+            with contextlib.suppress(psycopg.Error):
+                self._script(f"DELETE FROM writers WHERE writer = '{self._writer}'")
+            self._line.close()
+
+
+def _address(line: Connection) -> str:
+    """The server and database without the password."""
+    return f"postgresql://{line.info.user}@{line.info.host}:{line.info.port}/{line.info.dbname}"
+
+
+class _BoolDumper(Dumper):
+    """Flags are integers in the store."""
+
+    oid = psycopg.adapters.types["int8"].oid
+
+    def dump(self, obj: bool) -> Buffer:
+        return b"1" if obj else b"0"
+
+
+class _NumberLoader(NumericBinaryLoader):
+    """Sums of integers are integers."""
+
+    def load(self, data: Buffer) -> Any:
+        number = super().load(data)
+        return int(number) if number == number.to_integral_value() else float(number)
