@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
@@ -46,7 +47,7 @@ class PostgresDatabase(Database):
     """One connection, made again when it breaks, and one schema.
 
     Every transaction begins by waiting for the schema's advisory lock, so that transactions of all processes happen
-    one after another, as in SQLite: an admission, a lease or a fence never depends on a snapshot that is not the newest.
+    one after another, as in SQLite: no admission, lease or fence depends on a snapshot that is not the newest.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class PostgresDatabase(Database):
             Interrupted: It is not there.
         """
         try:
-            given = psycopg.conninfo.conninfo_to_dict(self._url)
+            given = conninfo_to_dict(self._url)
         except psycopg.ProgrammingError as error:
             raise StoreError(
                 "buffer.store.url", f"not understood ({error})", "postgresql://USER@HOST/DATABASE"
@@ -189,7 +190,7 @@ class PostgresDatabase(Database):
                 )
 
     def _was_committed(self, number: int) -> bool:
-        """After a break: whether the transaction is there. Waits until its old connection has ended, one way or other."""
+        """After a break: whether the transaction is there. Waits until its old connection has ended either way."""
         deadline = time.monotonic() + self.patience_s
         while True:
             try:

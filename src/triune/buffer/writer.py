@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from triune.buffer.database import TOPICS, Database, Interrupted
@@ -13,6 +13,7 @@ from triune.errors import StoreError
 
 Work = Callable[[], Any]
 Job = tuple[Work, asyncio.Future[Any]]
+Outcome = tuple[Any, BaseException | None]
 
 
 class Writer:
@@ -117,7 +118,7 @@ class Writer:
     def _commit(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        outcomes: list[tuple[Any, BaseException | None]]
+        outcomes: Sequence[Outcome]
         try:
             outcomes, touched = self.db.attempt(lambda: self._work(jobs), lambda: self._abandons)
         except Interrupted as error:  # patience is at an end, for each of them
@@ -132,10 +133,10 @@ class Writer:
         if touched:
             self.wake(touched)
 
-    def _work(self, jobs: list[Job]) -> tuple[list[tuple[Any, BaseException | None]], set[str]]:
+    def _work(self, jobs: list[Job]) -> tuple[Sequence[Outcome], set[str]]:
         return [(work(), None) for work, _ in jobs], set(self.db.touched)
 
-    def _deliver(self, jobs: list[Job], outcomes: list[tuple[Any, BaseException | None]]) -> None:
+    def _deliver(self, jobs: list[Job], outcomes: Sequence[Outcome]) -> None:
         """Resolve the futures, each on its own loop, in one hop per loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
         for (_, future), (value, error) in zip(jobs, outcomes, strict=True):

@@ -26,7 +26,7 @@ from triune.errors import ConfigError, MissingDependency, StoreError
         ("SELECT :one, :two, :one", {"two": 2, "one": 1, "more": 3}, "SELECT $1, $2, $1", (1, 2)),
         ("SELECT a WHERE ?1 IS NULL OR b = ?1", (None,), "SELECT a WHERE NULL IS NULL OR b = NULL", ()),
         ("INSERT INTO t VALUES (?, ?, ?)", (1, None, 3), "INSERT INTO t VALUES ($1, NULL, $2)", (1, 3)),
-        ("SELECT '?', ':a', 'it''s ?', b::text WHERE c = ?", (5,), "SELECT '?', ':a', 'it''s ?', b::text WHERE c = $1", (5,)),
+        ("SELECT '?', ':a', 'it''s ?', b::text, ?", (5,), "SELECT '?', ':a', 'it''s ?', b::text, $1", (5,)),
     ],
 )  # fmt: skip
 def test_parameters_of_every_form_are_numbered_and_none_is_written_out(sql, parameters, text, values):

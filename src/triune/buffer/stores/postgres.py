@@ -33,7 +33,7 @@ class Postgres:
     url: str = ""
     """`postgresql://USER@HOST:PORT/DATABASE`, without a password; empty = libpq's variables (PGHOST, PGDATABASE, …)."""
     schema: str | None = None
-    """Where the tables are; null = one made for this run, named in its folder. Processes without that folder name it."""
+    """Where the tables are; null = one made for this run and named in its folder. Who does not see that names it."""
     busy_timeout_s: float = 30.0
     """How long to wait for another process's transaction."""
     reconnect_s: float = 60.0
