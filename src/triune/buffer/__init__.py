@@ -6,10 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from triune.buffer.amendments import Reshape
+from triune.buffer.candidates import Candidate, Priority
 from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
-from triune.buffer.database import Database, open_database
+from triune.buffer.database import Database
 from triune.buffer.front import StoredBuffer
+from triune.buffer.notebook import OpenBuffer, open
+from triune.buffer.sqlite import open_database
 from triune.buffer.store import Store
 from triune.buffer.transfer import from_plain, to_plain
 
@@ -22,6 +25,7 @@ def open_buffer(
     deterministic: bool = False,
     urgent_ratio: float = 0.25,
     filled: Collection[str] | None = None,
+    min_group: int | None = None,
 ) -> StoredBuffer:
     """Open the buffer that a run file describes.
 
@@ -33,22 +37,38 @@ def open_buffer(
         deterministic: Lease strictly in ledger order, so that a batch does not depend on who finished first.
         urgent_ratio: Urgent entries (people's) added to a batch, as a share of it.
         filled: Buffers that somebody puts to during the run; on others no lease waits. None = all.
+        min_group: Members that must have their reward when the deadline of a waiting group passes, so that it goes on
+            without the others; None = all.
 
     Raises:
         StoreError: The database cannot be opened.
+        ConfigError: The priority names an order that there is not.
     """
-    store = Store(settings.store(folder), lease_s=settings.lease_s, reshape=reshape)
+    store = Store(
+        settings.store(folder),
+        lease_s=settings.lease_s,
+        reshape=reshape,
+        min_group=min_group,
+        priority=settings.priority,
+        shares=settings.shares,
+        capacity=settings.capacity,
+        evict=settings.evict,
+    )
     return StoredBuffer(store, settings, deterministic=deterministic, urgent_ratio=urgent_ratio, filled=filled)
 
 
 __all__ = [
     "BufferSettings",
+    "Candidate",
     "Database",
+    "OpenBuffer",
+    "Priority",
     "Reshape",
     "Store",
     "StoredBuffer",
     "check_conservation",
     "from_plain",
+    "open",
     "open_buffer",
     "open_database",
     "to_plain",

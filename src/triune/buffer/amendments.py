@@ -25,8 +25,18 @@ _USABLE = (EntryState.WAITING, EntryState.RAW, EntryState.SHAPING, EntryState.RE
 class Amendments:
     """One row per amendment, idempotent by key."""
 
-    def __init__(self, db: Database, runs: Runs, entries: Entries, reshape: Reshape | None, lives_s: float) -> None:
+    def __init__(
+        self,
+        db: Database,
+        runs: Runs,
+        entries: Entries,
+        reshape: Reshape | None,
+        lives_s: float,
+        min_group: int | None = None,
+    ) -> None:
+        """`min_group`: members that must have a reward at a group's deadline; None = all."""
         self.db, self.runs, self.entries, self.reshape, self.lives_s = db, runs, entries, reshape, lives_s
+        self.min_group = min_group
 
     def amend(self, who: Incarnation, entry: str, patch: Mapping[str, Any], by: str, key: str) -> str:
         """Apply, defer, reissue or refuse; the outcome, which for a deferred one is the latest.
@@ -52,7 +62,7 @@ class Amendments:
         outcome = EXPIRED
         if state in _USABLE:
             self._set(key, APPLIED)
-            outcome = self._apply(who, seq, state, patch)
+            outcome = self._apply(who.run, seq, state, patch)
         elif state is EntryState.SPENT:
             outcome, made = self._reissue(seq, who, patch)
             self._set(key, outcome, made)
@@ -79,11 +89,32 @@ class Amendments:
                 self._set(key, outcome, made)
             elif EntryState(state) in _USABLE:
                 self._set(key, APPLIED)
-                self._apply(who, seq, EntryState(state), patch)
+                self._apply(who.run, seq, EntryState(state), patch)
             else:
                 self._set(key, EXPIRED)
 
-    def _apply(self, who: Incarnation, seq: int, state: EntryState, patch: Mapping[str, Any]) -> str:
+    def close(self, run: str, seq: int) -> bool:
+        """The deadline of a group that waits has passed: go on without the members whose reward did not come.
+
+        Whether it goes on: where fewer than `min_group` members have a reward it does not, and expires. The others
+        become invalid, by an amendment of `deadline`, and advantages are computed from those that are there.
+        """
+        if self.min_group is None:
+            return False
+        group = self._amended(self.entries.read(seq, 0), seq)
+        known = group.valid_members
+        if len(known) < max(1, self.min_group):
+            return False
+        late = [member for member in group.members if member not in known]
+        patch = {"members": {str(member): {"is_valid": False} for member in late}}
+        self.db.execute(
+            "INSERT INTO amendments(key, entry, by, patch, outcome, at) VALUES (?, ?, 'deadline', ?, ?, ?)",
+            (f"deadline/{seq}", seq, msgspec.msgpack.encode(patch), APPLIED, self.db.now),
+        )
+        self._apply(run, seq, EntryState.WAITING, patch)
+        return True
+
+    def _apply(self, run: str, seq: int, state: EntryState, patch: Mapping[str, Any]) -> str:
         """A new revision: the raw group with all its amendments, shaped again."""
         raw = self.entries.read(seq, 0)
         if self.reshape is None:
@@ -98,7 +129,7 @@ class Amendments:
             return APPLIED
         shaped = self.reshape(amended)
         if shaped is None:
-            self.entries.discard(who.run, seq, EntryState.DROPPED, "reshape", Refund.DROPPED)
+            self.entries.discard(run, seq, EntryState.DROPPED, "reshape", Refund.DROPPED)
         else:
             self.entries.add_revision(seq, raw, shaped, operators_of(shaped), EntryState.READY)
         return APPLIED

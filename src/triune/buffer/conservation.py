@@ -8,7 +8,7 @@ from triune.errors import StoreError
 _NONE_EXPECTED = {
     "two active uses under one number": (
         "SELECT count(*) FROM (SELECT 1 FROM uses WHERE state != 'returned' "
-        "GROUP BY entry, consumer, use_no HAVING count(*) > 1)"
+        "GROUP BY entry, consumer, use_no HAVING count(*) > 1) AS x"
     ),
     "entries of a run whose granted uses differ from their rows": (
         "SELECT count(*) FROM entries e WHERE scope != '' AND granted != "
@@ -20,18 +20,26 @@ _NONE_EXPECTED = {
     ),
     "uses beyond an entry's limit": (
         "SELECT count(*) FROM (SELECT 1 FROM uses u JOIN entries e ON e.seq = u.entry WHERE u.state != 'returned' "
-        "GROUP BY u.entry, u.consumer HAVING count(*) > max(e.max_uses))"
+        "GROUP BY u.entry, u.consumer HAVING count(*) > max(e.max_uses)) AS x"
     ),
     "spent entries with uses left": (
         "SELECT count(*) FROM entries WHERE scope != '' AND (state = 'spent') != (acked >= max_uses)"
     ),
     "entries without their raw revision": (
-        "SELECT count(*) FROM entries e WHERE NOT EXISTS "
+        "SELECT count(*) FROM entries e WHERE state != 'evicted' AND NOT EXISTS "
         "(SELECT 1 FROM revisions r WHERE r.entry = e.seq AND r.revision = 0)"
     ),
     "entries without their newest revision": (
-        "SELECT count(*) FROM entries e WHERE NOT EXISTS "
+        "SELECT count(*) FROM entries e WHERE state != 'evicted' AND NOT EXISTS "
         "(SELECT 1 FROM revisions r WHERE r.entry = e.seq AND r.revision = e.revision)"
+    ),
+    "evicted entries whose bytes were not freed": (
+        "SELECT count(*) FROM entries e WHERE state = 'evicted' AND reason != 'redacted' AND EXISTS "
+        "(SELECT 1 FROM revisions r WHERE r.entry = e.seq)"
+    ),
+    "evicted entries that were urgent or in use, or without a reason": (
+        "SELECT count(*) FROM entries WHERE state = 'evicted' AND reason != 'redacted' "
+        "AND (class != 0 OR granted != 0 OR reason = '')"
     ),
     "put admissions without an entry": (
         "SELECT count(*) FROM admissions WHERE state = 'put' "
@@ -51,7 +59,7 @@ _NONE_EXPECTED = {
     ),
     "groups with two open admissions": (
         "SELECT count(*) FROM (SELECT 1 FROM admissions WHERE state != 'refunded' "
-        "GROUP BY run, taskset, task_key, visit HAVING count(*) > 1)"
+        "GROUP BY run, taskset, task_key, visit HAVING count(*) > 1) AS x"
     ),
 }
 
@@ -60,7 +68,8 @@ def check_conservation(db: Database) -> dict[str, int]:
     """Check that nothing was lost or doubled; the numbers that were compared.
 
     puts = waiting + raw + shaping + ready + spent + dropped + expired + evicted, and per consumer
-    granted uses = leased + acked + returned, each against a counter that commits with the event itself.
+    granted uses = leased + acked + returned, each against a counter that commits with the event itself. So are evicted
+    entries, per reason (`evicted/oldest`, …).
 
     Raises:
         StoreError: A sum does not add up; names all that do not.
@@ -81,6 +90,11 @@ def check_conservation(db: Database) -> dict[str, int]:
             if sum(uses.pop(consumer, {}).values()) != granted:
                 wrong.append(f"{granted} uses granted to {consumer} but other rows")
     wrong += [f"uses of {consumer} that nobody granted" for consumer in uses]
+    evicted = dict(db.all("SELECT reason, count(*) FROM entries WHERE state = 'evicted' GROUP BY reason"))
+    counted = {name.removeprefix("evicted/"): n for name, n in counters.items() if name.startswith("evicted/")}
+    if evicted != counted:
+        wrong.append(f"evictions counted as {counted} but entries {evicted}")
+    numbers |= {f"evicted/{reason}": number for reason, number in counted.items()}
     for what, sql in _NONE_EXPECTED.items():
         row = db.one(sql)
         if row and row[0]:

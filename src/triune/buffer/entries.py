@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from triune.buffer.database import Database
 from triune.buffer.ledger import AdmissionLedger
 from triune.buffer.overlay import UNSUMMED, apply_overlay, compare, encode_overlay
 from triune.buffer.runs import Incarnation, Runs
-from triune.buffer.summary import Summary, check_streams, summarise
+from triune.buffer.summary import Summary, check_streams, mean_advantage, summarise
 from triune.errors import StoreError
 from triune.failpoints import failpoint
 from triune.ports import EntryInfo, EntryState, Refund
@@ -42,8 +42,9 @@ def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
     Raises:
         RecordError: A record breaks its contract or holds something that cannot be stored.
     """
-    summary = summarise(raw)
-    raw_blob = encode_group(raw)
+    joined: dict[str, Any] = {}
+    summary = summarise(raw, joined)
+    raw_blob = encode_group(raw, joined)
     if shaped is None or shaped is raw:
         return Parcel(
             id=raw.id,
@@ -75,7 +76,7 @@ def encode_revision(raw: Group, shaped: Group, of_raw: Summary) -> tuple[bytes, 
         return encode_group(shaped), True, summarise(shaped)._replace(attempts=of_raw.attempts)
     if difference.names <= UNSUMMED and len(shaped) == len(raw):
         check_streams(shaped.experiences)
-        summary = of_raw
+        summary = of_raw._replace(advantage=mean_advantage(shaped.experiences))
     else:
         summary = summarise(shaped)._replace(attempts=of_raw.attempts)
     return encode_overlay(raw, shaped, difference), False, summary
@@ -95,6 +96,10 @@ class Entries:
 
     def __init__(self, db: Database, runs: Runs, ledger: AdmissionLedger) -> None:
         self.db, self.runs, self.ledger = db, runs, ledger
+        self.on_put: Callable[[Incarnation, str], object] = lambda who, buffer: None
+        """Called with (who, buffer) after an entry of a run became ready; set by the store (capacity)."""
+        self.on_deadline: Callable[[str, int], bool] = lambda run, seq: False
+        """Called with (run, seq) for a group whose rewards did not all come; whether it goes on without them."""
 
     # ---- writing
 
@@ -118,6 +123,8 @@ class Entries:
             if dropped_by:
                 self.ledger.refund(who.run, admission[0], Refund.DROPPED.value)
         self.db.touched.add("entries")
+        if scope and state is EntryState.READY:
+            self.on_put(who, buffer)
         return str(parcel.id), True
 
     def _first_state(self, parcel: Parcel, dropped_by: str) -> tuple[EntryState, str]:
@@ -143,7 +150,8 @@ class Entries:
         row = self.db.one(
             "INSERT INTO entries(entry, buffer, scope, state, reason, class, score, ledger, admission, "
             "revision, oldest_version, newest_version, num_records, reward, source, attempts, epoch, max_uses, "
-            "deadline, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?) "
+            "deadline, created, task, advantage) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?) "
             "ON CONFLICT(entry) DO NOTHING RETURNING seq",
             (
                 str(parcel.id),
@@ -165,6 +173,8 @@ class Entries:
                 epoch,
                 self.db.now + deadline_s if state is EntryState.WAITING else None,
                 self.db.now,
+                f"{parcel.id.taskset}/{parcel.id.task_key}",
+                summary.advantage,
             ),
         )
         if row is None:
@@ -205,9 +215,14 @@ class Entries:
         """Entries of this run in a buffer that can be leased for the first time; at `enough` it stops counting."""
         sql = (
             "SELECT count(*) FROM (SELECT 1 FROM entries WHERE buffer = ? AND scope = ? AND class = 0 "
-            "AND state = 'ready' AND granted = 0 LIMIT ?)"
+            "AND state = 'ready' AND granted = 0 LIMIT ?) AS x"
         )
         return (self.db.one(sql, (buffer, who.run, enough)) or (0,))[0]
+
+    def is_any_waiting(self, run: str) -> bool:
+        """Whether an entry of a run waits for a reward."""
+        sql = "SELECT 1 FROM entries WHERE deadline IS NOT NULL AND state = 'waiting' AND scope = ? LIMIT 1"
+        return self.db.one(sql, (run,)) is not None
 
     def count_by_taskset(self, who: Incarnation, buffer: str) -> dict[str, int]:
         """Entries of this run in a buffer, whatever became of them, by the task set in their names."""
@@ -223,13 +238,14 @@ class Entries:
         self._add_blob(seq, revision, is_whole, operators, blob)
         state = EntryState.WAITING if summary.is_waiting else default_state
         self.db.execute(
-            "UPDATE entries SET revision = ?, score = ?, class = ?, reward = ?, num_records = ?, state = ?, "
-            "deadline = CASE WHEN ? = 'waiting' THEN deadline END WHERE seq = ?",
+            "UPDATE entries SET revision = ?, score = ?, class = ?, reward = ?, advantage = ?, num_records = ?, "
+            "state = ?, deadline = CASE WHEN ? = 'waiting' THEN deadline END WHERE seq = ?",
             (
                 revision,
                 summary.score,
                 int(summary.is_urgent),
                 summary.reward,
+                summary.advantage,
                 summary.num_records,
                 state.value,
                 state.value,
@@ -261,6 +277,8 @@ class Entries:
             (state.value, reason, seq),
         )
         assert row is not None, "callers found it"
+        if state is EntryState.EVICTED:
+            self.db.count(f"evicted/{reason}")
         if row[0] is not None:
             self.ledger.refund(row[1] or run, row[0], refund.value, is_due=is_due)
         self.db.touched.add("entries")
@@ -273,9 +291,9 @@ class Entries:
             return
         if admission[1] == "put":
             row = self.db.one(
-                "SELECT seq FROM entries WHERE admission = ? AND granted = 0 "
+                "SELECT seq FROM entries WHERE entry = ? AND admission = ? AND granted = 0 "
                 "AND state IN ('waiting', 'raw', 'shaping', 'ready')",
-                (admission[0],),
+                (str(group), admission[0]),
             )
             if row is None:
                 return
@@ -284,13 +302,18 @@ class Entries:
         self.ledger.refund(who.run, admission[0], reason)
 
     def expire(self) -> None:
-        """Expire what waited for its reward, or for its turn, past its deadline."""
+        """Expire what waited for its reward, or for its turn, past its deadline.
+
+        A group of which enough members have theirs goes on without the others.
+        """
         late = self.db.all(
-            "SELECT seq, scope FROM entries e WHERE deadline IS NOT NULL AND deadline <= ? "
+            "SELECT seq, scope, state FROM entries e WHERE deadline IS NOT NULL AND deadline <= ? "
             "AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.entry = e.seq AND u.state != 'returned')",
             (self.db.now,),
         )
-        for seq, scope in late:
+        for seq, scope, state in late:
+            if state == EntryState.WAITING and self.on_deadline(scope, seq):
+                continue
             self.discard(scope, seq, EntryState.EXPIRED, "deadline", Refund.INVALID)
 
     # ---- reading
@@ -320,9 +343,17 @@ class Entries:
             (seq, revision, seq),
         )
         if not rows or (revision is not None and rows[-1][0] != revision):
-            raise StoreError(f"entry {seq} in {self.db.where}", f"no revision {revision}")
+            raise self._has_no(seq, revision)
         _, is_whole, blob = rows[-1]
         return decode_group(blob) if is_whole else apply_overlay(decode_group(rows[0][2]), blob)
+
+    def _has_no(self, seq: int, revision: int | None) -> StoreError:
+        row = self.db.one("SELECT entry, state, reason FROM entries WHERE seq = ?", (seq,)) or (seq, "", "")
+        where = f"entry {row[0]!r} in {self.db.where}"
+        if row[1] == EntryState.EVICTED:
+            do = "raise buffer.capacity for what is to be kept"
+            return StoreError(where, f"evicted ({row[2]}): its bytes were freed", "an entry that is kept", do)
+        return StoreError(where, f"no revision {revision}")
 
     def browse(self, buffer: str | None, state: str | None, limit: int) -> list[EntryInfo]:
         """Newest first."""
@@ -344,11 +375,8 @@ class Entries:
         found |= {f"uses/{state}": 0 for state in ("leased", "acked", "returned")}
         sql = "SELECT state, count(*) FROM uses WHERE ?1 IS NULL OR consumer = ?1 GROUP BY state"
         found |= {f"uses/{state}": number for state, number in self.db.all(sql, (run,))}
-        row = self.db.one("SELECT total(admitted), total(refunded) FROM runs WHERE ?1 IS NULL OR run = ?1", (run,)) or (
-            0,
-            0,
-        )
-        found["admitted"], found["refunded"] = row
+        sql = "SELECT sum(admitted), sum(refunded) FROM runs WHERE ?1 IS NULL OR run = ?1"
+        found["admitted"], found["refunded"] = (number or 0 for number in self.db.one(sql, (run,)) or (0, 0))
         sql = "SELECT count(*) FROM admissions WHERE state = 'open' AND (?1 IS NULL OR run = ?1)"
         found["open"] = (self.db.one(sql, (run,)) or (0,))[0]
         oldest = self.db.one("SELECT min(created) FROM entries WHERE state = 'ready'")

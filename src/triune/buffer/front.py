@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from triune.buffer.amendments import amendments_of
+from triune.buffer.choosing import Order
 from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
 from triune.buffer.entries import MAIN, make_parcel, operators_of
 from triune.buffer.ledger import NO_MORE
 from triune.buffer.runs import Incarnation, TrainerState
 from triune.buffer.store import Store
-from triune.buffer.transfer import export_lines, from_plain, import_lines
-from triune.buffer.uses import Grant, Order
+from triune.buffer.transfer import LineWriter, from_plain, import_lines
+from triune.buffer.uses import Grant
 from triune.buffer.writer import Writer, call_on
 from triune.errors import RecordError, StoreError
 from triune.ports import AdmissionRule, EntryInfo, EntryState, Lease, LeaseOrder, Leases, Refund, WeightUpdate
@@ -289,11 +290,12 @@ class StoredBuffer:
         cooldown: int = 0,
     ) -> Leases:
         """Take up to `num` ready entries, and a few urgent ones on top; see the port."""
-        who, urgent = self._me(), 0 if again else int(num * self.urgent_ratio)
+        who, urgent = self._me(), 0 if again or not self.urgent_ratio else max(1, int(num * self.urgent_ratio))
         if self.deterministic and not again:
             ahead, order = 0 if ahead is None else ahead, "age"
+        is_ranked = not self.deterministic and order in ("priority", "age")
         wanted = Order(
-            num, urgent, buffer, min_version, max_staleness, ahead, order, step, max_uses, again, cooldown
+            num, urgent, buffer, min_version, max_staleness, ahead, order, step, max_uses, again, cooldown, is_ranked
         )  # fmt: skip
         is_final = not wait or (self.filled is not None and buffer not in self.filled)
         num_stale = 0
@@ -378,16 +380,13 @@ class StoredBuffer:
         return await self._writer.submit(lambda: check_conservation(self.store.db))
 
     async def export_jsonl(self, path: str | Path, *, buffer: str | None = None) -> int:
-        """Write every entry's newest revision as one JSON object per line; the number written."""
-        lines: list[Mapping[str, Any]] = []
+        """Write every entry's newest revision as one JSON object per line, a page at a time; the number written."""
         after = 0
-        while True:
-            part = await self._writer.submit(lambda after=after: self.store.plain(buffer, after, 256))
-            if not part:
-                break
-            after = part[-1][0]
-            lines += [line for _, line in part]
-        return await asyncio.to_thread(export_lines, iter(lines), Path(path))
+        with LineWriter(Path(path)) as lines:
+            while part := await self._writer.submit(lambda after=after: self.store.plain(buffer, after, 256)):
+                after = part[-1][0]
+                await asyncio.to_thread(_write_lines, lines, part)
+        return lines.number
 
     async def import_jsonl(self, path: str | Path, *, buffer: str) -> int:
         """Add exported entries that can be trained on to a named buffer, for every run; the number that are new."""
@@ -489,3 +488,8 @@ class StoredBuffer:
     def abandon(self) -> None:
         """End without a word, as a killed process would: nothing queued is written. For crash tests."""
         self._writer.stop(abandon=True)
+
+
+def _write_lines(lines: LineWriter, part: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    for _, line in part:
+        lines.write(line)

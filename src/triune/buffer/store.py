@@ -7,6 +7,9 @@ from typing import Any
 
 from triune.buffer import resume
 from triune.buffer.amendments import Amendments, Reshape
+from triune.buffer.candidates import Priority
+from triune.buffer.capacity import Capacity, Policy
+from triune.buffer.choosing import Choosing
 from triune.buffer.control import Control
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
@@ -22,15 +25,29 @@ class Store:
     """All nouns of the buffer over one database. Call its parts only inside `db.transaction()`."""
 
     def __init__(
-        self, db: Database, *, lease_s: float = 60.0, reissue_s: float = 86400.0, reshape: Reshape | None = None
+        self,
+        db: Database,
+        *,
+        lease_s: float = 60.0,
+        reissue_s: float = 86400.0,
+        reshape: Reshape | None = None,
+        min_group: int | None = None,
+        priority: Priority | None = None,
+        shares: Mapping[str, float] | None = None,
+        capacity: int | None = None,
+        evict: Policy = "oldest",
     ) -> None:
         self.db = db
         self.runs = Runs(db, lease_s)
         self.ledger = AdmissionLedger(db, self.runs)
         self.entries = Entries(db, self.runs, self.ledger)
         self.versions = Versions(db, self.runs)
-        self.uses = Uses(db, self.runs, self.entries, self.versions)
-        self.amendments = Amendments(db, self.runs, self.entries, reshape, reissue_s)
+        self.choosing = Choosing(db, self.versions, priority=priority, shares=shares)
+        self.uses = Uses(db, self.runs, self.entries, self.versions, self.choosing)
+        self.capacity = Capacity(db, self.entries, self.choosing, limit=capacity, policy=evict)
+        self.amendments = Amendments(db, self.runs, self.entries, reshape, reissue_s, min_group)
+        self.entries.on_put = self.capacity.after_put
+        self.entries.on_deadline = self.amendments.close
         self.uses.on_settled = self.amendments.settle
         self.control = Control(db, self.runs)
 
@@ -68,7 +85,7 @@ class Store:
         """Up to `num` entries after a position, oldest first, as JSON-like lines with their position."""
         rows = self.db.all(
             "SELECT seq, entry, buffer, state, reason, revision FROM entries "
-            "WHERE seq > ?1 AND (?2 IS NULL OR buffer = ?2) ORDER BY seq LIMIT ?3",
+            "WHERE seq > ?1 AND (?2 IS NULL OR buffer = ?2) AND state != 'evicted' ORDER BY seq LIMIT ?3",
             (after, buffer, num),
         )
         names = ("entry", "buffer", "state", "reason", "revision")

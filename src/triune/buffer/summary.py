@@ -17,6 +17,7 @@ INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.boo
 
 _ARRAYS = attrgetter("tokens", "action_mask", "logprobs", "versions")
 _ZERO = np.zeros(1, np.int64)
+_HUMAN = Source.HUMAN  # an enum's member is looked up slowly
 
 
 class Summary(NamedTuple):
@@ -32,6 +33,7 @@ class Summary(NamedTuple):
         is_waiting: Whether a valid rollout's reward is not known yet.
         score: Mean priority.
         attempts: `member.attempt` of every rollout, the identity of a put.
+        advantage: Mean absolute advantage over action tokens; None where a record has none.
     """
 
     num_records: int
@@ -43,10 +45,15 @@ class Summary(NamedTuple):
     is_waiting: bool
     score: float
     attempts: str
+    advantage: float | None = None
 
 
-def summarise(group: Group) -> Summary:
+def summarise(group: Group, joined: dict[str, np.ndarray] | None = None) -> Summary:
     """Check a group and say what the store needs to know of it.
+
+    Args:
+        group: What is put.
+        joined: Takes the arrays of all experiences that were joined on the way, by name, for `encode_group`.
 
     Raises:
         RecordError: A record breaks its contract, belongs to another group, or a member is there in two attempts.
@@ -54,7 +61,7 @@ def summarise(group: Group) -> Summary:
     if not group.records:
         raise RecordError(str(group.id), "no records", "at least one", "refund the group instead")
     if isinstance(group.records[0], Experience):
-        return _summarise_experiences(group)
+        return _summarise_experiences(group, {} if joined is None else joined)
     sources = [
         r.chosen.source if not isinstance(r, Text) and not isinstance(r, Experience) else Source.IMPORTED
         for r in group.records
@@ -66,9 +73,9 @@ def summarise(group: Group) -> Summary:
     return Summary(len(group), None, -1, -1, sources[0].value, Source.HUMAN in sources, False, 0.0, keys)
 
 
-def _summarise_experiences(group: Group) -> Summary:
+def _summarise_experiences(group: Group, joined: dict[str, np.ndarray]) -> Summary:
     rows = group.experiences
-    oldest, newest = _check(rows)
+    oldest, newest = _check(rows, joined)
     attempts: dict[int, int] = {}
     rewards: dict[int, float] = {}
     is_waiting = is_urgent = False
@@ -85,17 +92,37 @@ def _summarise_experiences(group: Group) -> Summary:
                 is_waiting = True
             else:
                 rewards[member] = row.reward
-        is_urgent |= row.source is Source.HUMAN
+        is_urgent |= row.source is _HUMAN
         score += row.priority
     reward = _mean(rewards)
     keys = ",".join(f"{member}.{attempts[member]}" for member in sorted(attempts))
     num = len(rows)
-    return Summary(num, reward, oldest, newest, rows[0].source.value, is_urgent, is_waiting, score / num, keys)
+    source, advantage = rows[0].source.value, mean_advantage(rows, joined)
+    return Summary(num, reward, oldest, newest, source, is_urgent, is_waiting, score / num, keys, advantage)
 
 
-def _check(rows: Sequence[Experience]) -> tuple[int, int]:
+def mean_advantage(rows: Sequence[Experience], joined: dict[str, np.ndarray] | None = None) -> float | None:
+    """Mean absolute advantage over the action tokens of all rows; None where a row has no advantages.
+
+    `joined` is what `summarise` takes.
+    """
+    joined = {} if joined is None else joined
+    streams = [row.streams["advantages"] for row in rows if "advantages" in row.streams]
+    if not streams or len(streams) < len(rows) or any(stream.ndim != 1 for stream in streams):
+        return None
+    mask = joined.get("action_mask")
+    mask = np.concatenate([row.action_mask for row in rows]) if mask is None else mask
+    values = joined["streams.advantages"] = np.concatenate(streams)
+    if values.shape != mask.shape:
+        return None
+    num = np.count_nonzero(mask)
+    total = float(np.abs(values).dot(mask)) if num else 0.0
+    return total / num if num and math.isfinite(total) else None
+
+
+def _check(rows: Sequence[Experience], joined: dict[str, np.ndarray]) -> tuple[int, int]:
     """`Experience.check` of all rows in one pass over their joined arrays; (oldest, newest) version."""
-    bounds = _check_quickly(rows)
+    bounds = _check_quickly(rows, joined)
     if bounds is None:
         for row in rows:
             row.check()
@@ -104,7 +131,7 @@ def _check(rows: Sequence[Experience]) -> tuple[int, int]:
     return bounds
 
 
-def _check_quickly(rows: Sequence[Experience]) -> tuple[int, int] | None:
+def _check_quickly(rows: Sequence[Experience], joined: dict[str, np.ndarray]) -> tuple[int, int] | None:
     """(oldest, newest) version, or None when something may be wrong and the precise check has to say what."""
     tokens, masks, logprobs, versions = zip(*map(_ARRAYS, rows), strict=True)
     lengths = list(map(len, tokens))
@@ -123,15 +150,26 @@ def _check_quickly(rows: Sequence[Experience]) -> tuple[int, int] | None:
     dtypes = (tokens[0].dtype, mask.dtype, logprob.dtype, version.dtype)
     if dtypes != (INT32, BOOL, FLOAT32, INT32) or not mask.shape == logprob.shape == version.shape == (offset,):
         return None
-    if not ((np.isnan(logprob) | mask).all() and ((version == -1) | mask).all()) or (logprob > 1e-4).any():
+    unsampled = version == -1
+    if not ((np.isnan(logprob) | mask).all() and (unsampled | mask).all()) or (logprob > 1e-4).any():
         return None
     if spans:
         before = np.concatenate((_ZERO, mask.cumsum()))
         inside = before[spans]
         if (inside[1::2] - inside[::2]).tolist() != [b - a for a, b in pairwise(spans)][::2]:
             return None
-    sampled = version[mask]
-    return (int(sampled.min()), int(sampled.max())) if sampled.size else (-1, -1)
+    joined |= {"action_mask": mask, "logprobs": logprob, "versions": version}
+    return _bounds(version, mask, unsampled)
+
+
+def _bounds(version: np.ndarray, mask: np.ndarray, unsampled: np.ndarray) -> tuple[int, int]:
+    """Smallest and largest version of action tokens, given that all others have -1."""
+    if not version.size:
+        return -1, -1
+    if np.count_nonzero(unsampled) + np.count_nonzero(mask) > version.size:  # an action token has -1 too
+        return -1, int(version[mask].max())
+    oldest = int(version.view(np.uint32).min())  # -1 is the largest there
+    return (oldest, int(version.max())) if oldest < 1 << 31 else (-1, -1)
 
 
 def _has_right_rest(row: Experience, length: int) -> bool:

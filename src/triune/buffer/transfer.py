@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -114,31 +115,59 @@ def _stream(values: Any) -> np.ndarray:
     return array.astype(np.int32) if array.dtype.kind in "iu" else np.array(values, np.float32)
 
 
-def export_lines(lines: Iterator[Mapping[str, Any]], path: Path) -> int:
-    """Write one JSON object per line, atomically; their number.
+class LineWriter:
+    """A file of one JSON object per line that is there as a whole or not at all; a context manager.
+
+    Attributes:
+        number: Lines written so far.
 
     Raises:
-        StoreError: The folder is missing or the disk is full.
+        StoreError: The folder is missing or the disk is full; no half file is left.
     """
-    number = 0
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            for line in lines:
-                file.write(msgspec.json.encode(line) + b"\n")
-                number += 1
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise StoreError(
-            str(path), f"cannot be written ({error})", "a writable folder with space", "name another file"
-        ) from error
-    return number
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.number = path, 0
+        self._partial = path.with_name(path.name + ".partial")
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> LineWriter:
+        with self._in_words():
+            self._file = self._partial.open("wb")
+        return self
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line."""
+        assert self._file is not None, "it is open inside `with`"
+        with self._in_words():
+            self._file.write(msgspec.json.encode(line, enc_hook=str) + b"\n")
+        self.number += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        assert self._file is not None, "it was opened by `with`"
+        try:
+            with self._in_words():
+                if kind is None:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._file.close()
+                    self._partial.replace(self.path)
+        finally:
+            with suppress(OSError):  # a full disk cannot take what is left in memory either
+                self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                str(self.path), f"cannot be written ({error})", "a writable folder with space", "name another file"
+            ) from error
 
 
 def import_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines of `export_lines`.
+    """Read the lines of a `LineWriter`.
 
     Raises:
         StoreError: The file is missing.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from triune.buffer.choosing import Choosing, Found, Order
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
 from triune.buffer.runs import Incarnation, Runs
 from triune.buffer.versions import Versions
 from triune.errors import FencedError, StoreError
 from triune.failpoints import failpoint
-from triune.ports import EntryState, LeaseOrder, Refund
+from triune.ports import EntryState, Refund
 
 
 class Grant(NamedTuple):
@@ -25,75 +25,14 @@ class Grant(NamedTuple):
     staleness: int
 
 
-class Order(NamedTuple):
-    """What to lease, and in which order.
-
-    Attributes:
-        num: How many ordinary entries.
-        urgent: How many urgent ones on top of them.
-        buffer: Named buffer.
-        min_version: Oldest version that may still be trained on.
-        max_staleness: The same, counted in published steps on the surviving line; None = not asked.
-        ahead: Only entries with at most this many groups admitted before them still open; None = any.
-        by: Which of them go first.
-        step: Steps that are done; None = not known.
-        max_uses: How often what is granted may be used in all.
-        again: Only entries that were used before, instead of only new ones.
-        cooldown: With `again`: steps that must lie between two uses of one entry.
-    """
-
-    num: int
-    urgent: int
-    buffer: str
-    min_version: int
-    max_staleness: int | None
-    ahead: int | None
-    by: LeaseOrder = "priority"
-    step: int | None = None
-    max_uses: int = 1
-    again: bool = False
-    cooldown: int = 0
-
-
-class _Candidate(NamedTuple):
-    class_: int
-    score: float
-    ledger: int
-    seq: int
-    entry: str
-    revision: int
-    scope: str
-    oldest: int
-    max_uses: int
-    reward: float | None
-
-
-_FAR = 1 << 62
-_COLUMNS = "class, score, ledger, seq, entry, revision, scope, oldest_version, max_uses, reward"
-_BY = {
-    "priority": "score DESC, ledger, seq",
-    "age": "ledger, seq",
-    "newest": "oldest_version DESC, ledger, seq",
-    "reward": "reward DESC, ledger, seq",
-}
-_USES = "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = :run AND u.state != 'returned')"
-_NEW = {True: "granted = 0", False: f"granted = 0 AND {_USES} = 0"}
-"""By whether an entry is this run's own: those of all runs count per consumer."""
-_AGAIN = {
-    True: "granted > 0 AND granted < max_uses",
-    False: f"granted = 0 AND max_uses > 1 AND {_USES} BETWEEN 1 AND max_uses - 1",
-}
-_RESTED = (
-    "NOT (oldest_version >= 0 AND oldest_version < :floor) AND NOT EXISTS (SELECT 1 FROM uses u "
-    "WHERE u.entry = e.seq AND u.consumer = :run AND u.state != 'returned' AND coalesce(u.step, :now) >= :rested)"
-)
-
-
 class Uses:
     """Lease, acknowledge, return."""
 
-    def __init__(self, db: Database, runs: Runs, entries: Entries, versions: Versions) -> None:
+    def __init__(
+        self, db: Database, runs: Runs, entries: Entries, versions: Versions, choosing: Choosing | None = None
+    ) -> None:
         self.db, self.runs, self.entries, self.versions = db, runs, entries, versions
+        self.choosing = choosing or Choosing(db, versions)
         self.on_settled: Callable[[Incarnation, int], None] = lambda who, seq: None
         """Called with (who, seq) when no lease of an amended entry is left; set by `Amendments`."""
 
@@ -108,15 +47,18 @@ class Uses:
         self.sweep(who)
         floor = self._floor(who.run, order)
         num_stale = 0 if order.again else self._drop_stale(who, order, floor)
-        chosen = self._candidates(who, order, floor)
+        chosen = self.choosing.choose(who, order, floor)
         num_ordinary = sum(candidate.class_ == 0 for candidate in chosen)
         if num_ordinary < order.num and not (is_final or order.again or self._is_all(who.run)):
             return None, num_stale
         return self._grant(who, chosen, order), num_stale
 
     def _is_all(self, run: str) -> bool:
-        """Whether nothing more can come: the tasks ran out and no explorer is making a group, or the run is over."""
-        return self.runs.is_finished(run) or (self.runs.has_ended(run) and self.entries.ledger.is_settled(run))
+        """Whether nothing more can come: the run is over, or its tasks ran out, no explorer is making a group, and
+        none waits for a reward: it comes, or its deadline does."""
+        if self.runs.is_finished(run):
+            return True
+        return self.runs.has_ended(run) and self.entries.ledger.is_settled(run) and not self.entries.is_any_waiting(run)
 
     def _floor(self, run: str, order: Order) -> int:
         """The oldest version that may still be trained on."""
@@ -140,31 +82,7 @@ class Uses:
             self.entries.discard(who.run, seq, EntryState.DROPPED, Refund.STALE.value, Refund.STALE)
         return len(stale)
 
-    def _candidates(self, who: Incarnation, order: Order, floor: int) -> list[_Candidate]:
-        """Up to `urgent` urgent entries, then up to `num` others, this run's own and those open to every run."""
-        found: list[_Candidate] = []
-        horizon, now = self._horizon(who.run, order.ahead), _FAR if order.step is None else order.step + 1
-        given = {
-            "buffer": order.buffer, "run": who.run, "floor": floor, "now": now, "rested": now - order.cooldown
-        }  # fmt: skip
-        for class_, limit in ((1, order.urgent), (0, order.num)):
-            given |= {"class": class_, "limit": limit, "before": horizon if class_ == 0 else _FAR}
-            own, free = (self.db.all(_select(order, is_own), given) for is_own in (True, False))
-            merged = [_Candidate(*row) for row in (*own, *free)]
-            if own and free:
-                merged.sort(key=_SORT[order.by])
-            found += merged[:limit]
-        return found
-
-    def _horizon(self, run: str, ahead: int | None) -> int:
-        """Ledger position of the first open admission that must not be overtaken."""
-        if ahead is None:
-            return _FAR
-        sql = "SELECT seq FROM admissions WHERE run = ? AND state = 'open' ORDER BY seq LIMIT 1 OFFSET ?"
-        row = self.db.one(sql, (run, ahead))
-        return row[0] if row else _FAR
-
-    def _grant(self, who: Incarnation, chosen: Sequence[_Candidate], order: Order) -> list[Grant]:
+    def _grant(self, who: Incarnation, chosen: Sequence[Found], order: Order) -> list[Grant]:
         expires, step = self.db.now + self.runs.lease_s, None if order.step is None else order.step + 1
         grants, rows = [], []
         staleness = {oldest: self.versions.staleness(who.run, oldest) for oldest in {c.oldest for c in chosen}}
@@ -179,8 +97,8 @@ class Uses:
         )
         if order.max_uses > 1:
             self.db.execute_many(
-                "UPDATE entries SET max_uses = max(max_uses, ?) WHERE seq = ?",
-                [(order.max_uses, c.seq) for c in chosen if not c.class_],
+                "UPDATE entries SET max_uses = ? WHERE seq = ? AND max_uses < ?",
+                [(order.max_uses, c.seq, order.max_uses) for c in chosen if not c.class_],
             )
         self.db.execute_many(
             "UPDATE entries SET granted = granted + 1 WHERE seq = ?", [(c.seq,) for c in chosen if c.scope]
@@ -188,6 +106,7 @@ class Uses:
         if rows:
             self.db.count(f"granted/{who.run}", len(rows))
             self.db.touched.add("stock")
+            self.choosing.settle()
         return grants
 
     def _next_use(self, seq: int, consumer: str) -> int:
@@ -312,26 +231,3 @@ class Uses:
         )
         self.take_back(who, late)
         self.entries.expire()
-
-
-def _select(order: Order, is_own: bool) -> str:
-    """The query for this run's own entries, or for those that are open to every run."""
-    uses = f"{_AGAIN[is_own]} AND {_RESTED}" if order.again else _NEW[is_own]
-    scope = ":run" if is_own else "''"
-    return (
-        f"SELECT {_COLUMNS} FROM entries e WHERE buffer = :buffer AND scope = {scope} AND class = :class "
-        f"AND state = 'ready' AND {uses} AND ledger < :before ORDER BY {_BY[order.by]} LIMIT :limit"
-    )
-
-
-def _age(c: _Candidate) -> tuple[int, int]:
-    return (c.ledger, c.seq)
-
-
-_SORT: dict[str, Callable[[_Candidate], Any]] = {
-    "priority": lambda c: (-c.score, *_age(c)),
-    "age": _age,
-    "newest": lambda c: (-c.oldest, *_age(c)),
-    "reward": lambda c: (math.inf if c.reward is None else -c.reward, *_age(c)),
-}
-"""The orders of `_BY`, for merging."""

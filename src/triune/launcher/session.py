@@ -204,6 +204,7 @@ class Session:
             reshape=self._reshape(),
             deterministic=config.deterministic,
             filled=filled_buffers(config),
+            min_group=config.explorer.min_group,
         )
 
     def _resumed_step(self, epoch: int) -> int | None:

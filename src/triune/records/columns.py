@@ -7,7 +7,7 @@ packed mask), the shape after the first axis, the numbers of the sequences that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,19 @@ class ColumnWriter:
         self.chunks: list[Any] = []  # bytes, or contiguous arrays that nobody need copy before they are joined
         self._size = 0
 
-    def add(self, name: str, arrays: Sequence[np.ndarray], rows: Sequence[int] | None = None) -> None:
-        """Add one column of arrays that share dtype and tail; `rows` are their sequences, None = all in order."""
-        joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    def add(
+        self,
+        name: str,
+        arrays: Sequence[np.ndarray],
+        rows: Sequence[int] | None = None,
+        joined: np.ndarray | None = None,
+    ) -> None:
+        """Add one column of arrays that share dtype and tail; `rows` are their sequences, None = all in order.
+
+        `joined`: the arrays, where somebody has put them together before.
+        """
+        if joined is None:
+            joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         if joined.dtype.kind == "b":
             code, data = BITS, np.packbits(joined)
         elif joined.dtype.kind in "iuf":
@@ -51,15 +61,21 @@ class ColumnWriter:
             self.chunks.append(_FILL[fill])
         self._size += size + fill
 
-    def add_mixed(self, found: Iterable[tuple[int, str, np.ndarray]]) -> None:
-        """Add arrays that only some sequences have, or that differ in dtype or tail, as (row, name, array)."""
+    def add_mixed(
+        self, found: Iterable[tuple[int, str, np.ndarray]], joined: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Add arrays that only some sequences have, or that differ in dtype or tail, as (row, name, array).
+
+        `joined`: by name, those of all sequences that somebody has put together before.
+        """
         columns: dict[tuple[str, Any, tuple[int, ...]], tuple[list[int], list[np.ndarray]]] = {}
         for row, name, array in found:
             rows, arrays = columns.setdefault((name, array.dtype, array.shape[1:]), ([], []))
             rows.append(row)
             arrays.append(array)
         for (name, _, _), (rows, arrays) in columns.items():
-            self.add(name, arrays, rows)
+            whole = joined.get(name) if joined and len(rows) == self.num_sequences else None
+            self.add(name, arrays, rows, whole)
 
 
 _CODES: dict[Any, str] = {}

@@ -64,10 +64,11 @@ _decoder = msgspec.msgpack.Decoder()
 # ----------------------------------------------------------------------------------------------- writing
 
 
-def encode_group(group: Group) -> bytes:
+def encode_group(group: Group, joined: Mapping[str, np.ndarray] | None = None) -> bytes:
     """Write a group as one blob.
 
-    A reward of NaN is written as None: what is not known is never a number.
+    A reward of NaN is written as None: what is not known is never a number. `joined` saves work: arrays of all its
+    experiences, in order, that somebody has put together before, by name (`logprobs`, `streams.advantages`, …).
 
     Raises:
         RecordError: A field holds something that is no JSON-like value (the type is named).
@@ -76,7 +77,7 @@ def encode_group(group: Group) -> bytes:
     records = [_record_header(record, group.id, sequences) for record in group.records]
     columns = ColumnWriter(len(sequences))
     if sequences:
-        _write_columns(columns, sequences)
+        _write_columns(columns, sequences, joined or {})
     header: dict[str, Any] = {
         **group.unknown,
         "id": [group.id.run, group.id.taskset, group.id.task_key, group.id.visit],
@@ -168,15 +169,14 @@ def _not_arrays(unknown: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in unknown.items() if not isinstance(value, np.ndarray)}
 
 
-def _write_columns(columns: ColumnWriter, sequences: list[Experience | Text]) -> None:
+def _write_columns(columns: ColumnWriter, sequences: list[Experience | Text], joined: Mapping[str, np.ndarray]) -> None:
     columns.add("tokens", [sequence.tokens for sequence in sequences])
     rows = [row for row, sequence in enumerate(sequences) if isinstance(sequence, Experience)]
     if rows:
         experiences: list[Any] = [sequences[row] for row in rows]
-        columns.add("action_mask", [experience.action_mask for experience in experiences], rows)
-        columns.add("logprobs", [experience.logprobs for experience in experiences], rows)
-        columns.add("versions", [experience.versions for experience in experiences], rows)
-    columns.add_mixed(_optional_arrays(sequences))
+        for name in ("action_mask", "logprobs", "versions"):
+            columns.add(name, [getattr(experience, name) for experience in experiences], rows, joined.get(name))
+    columns.add_mixed(_optional_arrays(sequences), joined)
 
 
 def _optional_arrays(sequences: list[Experience | Text]) -> Iterator[tuple[int, str, np.ndarray]]:
