@@ -34,7 +34,8 @@ def open_buffer(
         folder: The run's folder, where the database is unless its path says otherwise.
         reshape: The run's pipeline as one function: an amended raw group → shaped, None = dropped. Without it an
             amendment changes the newest revision as it is and group advantages stay what they were.
-        deterministic: Lease strictly in ledger order, so that a batch does not depend on who finished first.
+        deterministic: Lease strictly in ledger order, so that a batch does not depend on who finished first; priority
+            and shares have no say.
         urgent_ratio: Urgent entries (people's) added to a batch, as a share of it.
         filled: Buffers that somebody puts to during the run; on others no lease waits. None = all.
         min_group: Members that must have their reward when the deadline of a waiting group passes, so that it goes on
@@ -44,13 +45,14 @@ def open_buffer(
         StoreError: The database cannot be opened.
         ConfigError: The priority names an order that there is not.
     """
+    weights = None if deterministic or settings.shares is None else {s.value: w for s, w in settings.shares.items()}
     store = Store(
         settings.store(folder),
         lease_s=settings.lease_s,
         reshape=reshape,
         min_group=min_group,
         priority=settings.priority,
-        shares=settings.shares,
+        shares=weights,
         capacity=settings.capacity,
         evict=settings.evict,
     )
