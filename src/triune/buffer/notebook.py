@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from triune import registry
 from triune.buffer.entry_walk import read_entry, walk, walk_groups
@@ -18,6 +19,7 @@ from triune.buffer.query_columns import EntryRow
 from triune.buffer.query_parser import parse_filter
 from triune.buffer.statistics import Statistics, statistics
 from triune.buffer.store import Store
+from triune.buffer.stores.postgres import MARK
 from triune.buffer.verify import Verified, attempt, check_file, verify
 from triune.errors import ConfigError
 from triune.records import Group
@@ -132,7 +134,8 @@ def open(where: str | Path) -> OpenBuffer:
     quickstart/train/t0/0 0.5 6 x 7?
 
     Args:
-        where: Folder of a run, its name under `runs/`, a SQLite file, `sqlite:///FILE` or `postgresql://…`.
+        where: Folder of a run, its name under `runs/`, a SQLite file, `sqlite:///FILE`, or
+            `postgresql://USER@HOST/DATABASE?schema=NAME`.
 
     Raises:
         ConfigError: There is no run and no store there, or its store was only in memory.
@@ -140,7 +143,7 @@ def open(where: str | Path) -> OpenBuffer:
     """
     text = str(where)
     if text.startswith(_SERVERS):
-        return OpenBuffer(Store(_build({"use": "postgres", "url": text}, Path())))
+        return OpenBuffer(Store(_build(_spec_of_url(text), Path())))
     path = find_path(text)
     if path.is_file():
         return OpenBuffer(Store(_build({"use": "sqlite", "path": str(path)}, path.parent)))
@@ -211,10 +214,29 @@ def _spec_of_run(folder: Path) -> tuple[str, dict[str, Any]]:
     if spec["use"] == "memory":
         found, expected = "its buffer was only in memory", "buffer.store: sqlite"
         raise ConfigError(str(folder), found, expected, "nothing is left to look at")
+    if spec["use"] == "postgres" and not (spec.get("schema") or (folder / MARK).is_file()):
+        found, expected = "no buffer yet", "a run that has explored"
+        raise ConfigError(str(folder), found, expected, "start it with `triune run`")
     if spec["use"] == "sqlite" and not Path(spec.get("path") or folder / "buffer.sqlite").is_file():
         found, expected = "no buffer.sqlite yet", "a run that has explored"
         raise ConfigError(str(folder), found, expected, "start it with `triune run`")
     return run, spec
+
+
+def _spec_of_url(url: str) -> dict[str, Any]:
+    """A server's address with its parameter `schema`, which is ours, apart.
+
+    Raises:
+        ConfigError: There is no such parameter.
+    """
+    parts = urlsplit(url)
+    parameters = parse_qsl(parts.query, keep_blank_values=True)
+    schemas = [value for name, value in parameters if name == "schema" and value]
+    if len(schemas) != 1:
+        do = "add `?schema=NAME`; the file buffer.postgres in a run's folder holds the name"
+        raise ConfigError(url, f"{len(schemas)} schemas named", "one: a schema is a buffer", do)
+    rest = urlencode([each for each in parameters if each[0] != "schema"], safe="/")
+    return {"use": "postgres", "url": urlunsplit(parts._replace(query=rest)), "schema": schemas[0]}
 
 
 def _build(spec: dict[str, Any], folder: Path) -> Any:

@@ -6,7 +6,6 @@ back under its name.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from triune.buffer.entry_walk import walk
 from triune.buffer.manifest import note_redaction
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import EntryRow
+from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
 from triune.errors import StoreError
 from triune.ports import EntryState, Refund
@@ -123,15 +123,11 @@ def _tell_exports(store: Store, gone: list[str], by: str) -> tuple[dict[str, int
 
 def _overwrite_what_is_deleted(db: Database) -> None:
     """SQLite keeps deleted bytes in its file until something else needs the place, unless it is told not to."""
-    if _is_sqlite(db):
+    if isinstance(db, SQLiteDatabase):
         db.execute("PRAGMA secure_delete = ON")
 
 
 def _empty_log(db: Database) -> None:
     """Move what the write-ahead log holds into the file, so that old pages are not left in it."""
-    if _is_sqlite(db):
+    if isinstance(db, SQLiteDatabase):
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def _is_sqlite(db: Database) -> bool:
-    return isinstance(getattr(db, "connection", None), sqlite3.Connection)

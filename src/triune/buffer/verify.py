@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 
 from triune.buffer.conservation import check_conservation
 from triune.buffer.content import REDACTED
+from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
 from triune.buffer.summary import summarise
 from triune.errors import RecordError, TriuneError
@@ -159,7 +159,7 @@ class _Verification:
 
     def check_pages(self) -> None:
         """SQLite's own look at all pages and indexes; a server checks its own."""
-        if isinstance(getattr(self.db, "connection", None), sqlite3.Connection):
+        if isinstance(self.db, SQLiteDatabase):
             rows = self._read("file", lambda: self.db.all("PRAGMA integrity_check(20)"))
             for (text,) in rows or ():
                 if text != "ok":

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from triune.cli.buffer_commands import buffer_app
+
 app = typer.Typer(
     name="triune",
     no_args_is_help=True,
@@ -22,7 +24,6 @@ Start with `triune run examples/quickstart.yaml`, look with `triune buffer show 
 """,
     epilog="Exit codes: 0 done, 1 the run failed, 2 what was written cannot be run, 130 interrupted.",
 )
-buffer_app = typer.Typer(no_args_is_help=True, help="Look at what a run experienced.", rich_markup_mode="markdown")
 app.add_typer(buffer_app, name="buffer")
 
 RunFile = Annotated[str, typer.Argument(metavar="FILE", help="YAML run file, or the folder of a run.")]
@@ -264,63 +265,3 @@ def doctor(as_json: AsJson = False) -> None:
     from triune.cli.doctor import doctor as examine
 
     examine(as_json)
-
-
-@buffer_app.command("ls")
-def buffer_ls(
-    run: RunFolder,
-    state: Annotated[str | None, typer.Option(help="Only entries in this state: ready, spent, dropped, …")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """List entries (groups of rollouts), newest first.
-
-    **Example**
-
-    `triune buffer ls quickstart --state dropped`
-    """
-    from triune.cli.buffers import list_entries
-
-    list_entries(run, state, limit, as_json)
-
-
-@buffer_app.command("show")
-def buffer_show(
-    run: RunFolder,
-    entry: Annotated[str | None, typer.Argument(help="Entry id as `ls` prints it; default: the newest.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Read one entry: each rollout's messages, reward and parts, versions, how it ended.
-
-    **Example**
-
-    `triune buffer show quickstart`
-    """
-    from triune.cli.buffers import show_entry
-
-    show_entry(run, entry, as_json)
-
-
-@buffer_app.command("stats")
-def buffer_stats(run: RunFolder, as_json: AsJson = False) -> None:
-    """Count entries by state, uses by state, and admissions."""
-    from triune.cli.buffers import show_stats
-
-    show_stats(run, as_json)
-
-
-@buffer_app.command("export")
-def buffer_export(
-    run: RunFolder,
-    out: Annotated[Path, typer.Argument(help="File to write: `.jsonl` or `.parquet`.")],
-    state: Annotated[str | None, typer.Option(help="Only entries in this state.")] = None,
-) -> None:
-    """Write experiences to a JSONL or Parquet file, one row each, with tokens, messages, rewards and lineage.
-
-    **Example**
-
-    `triune buffer export quickstart experience.parquet --state spent`
-    """
-    from triune.cli.buffers import export_entries
-
-    export_entries(run, out, state)
