@@ -83,7 +83,11 @@ class PostgresDatabase(Database):
         self._news: News | None = None
         self._line = self._connect()
         self.where = f"{_address(self._line)}, schema {schema!r}"
-        self._prepare()
+        try:
+            self.attempt(self._prepare)
+        except BaseException:
+            self.close()
+            raise
 
     def _connect(self) -> Connection:
         """A new connection, set up.
@@ -120,15 +124,13 @@ class PostgresDatabase(Database):
         return line
 
     def _prepare(self) -> None:
-        with self.transaction():
-            if self.one("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self.schema,)) is None:
-                self.execute(f"CREATE SCHEMA {quoted(self.schema)}")  # needs a right that using it does not need
-            tables = {
-                row[0] for row in self.all("SELECT tablename FROM pg_tables WHERE schemaname = ?", (self.schema,))
-            }
-            bring_up(lambda sql: self.execute(translate_types(sql)), tables, self.where)
-            self.execute(_WRITERS)
-            self.execute("DELETE FROM writers WHERE at < now() - interval '30 days'")
+        """Make or bring up the tables; call it inside a transaction."""
+        if self.one("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self.schema,)) is None:
+            self.execute(f"CREATE SCHEMA {quoted(self.schema)}")  # needs a right that using it does not need
+        rows = self.all("SELECT tablename FROM pg_tables WHERE schemaname = ?", (self.schema,))
+        bring_up(lambda sql: self.execute(translate_types(sql)), {name for (name,) in rows}, self.where)
+        self.execute(_WRITERS)
+        self.execute("DELETE FROM writers WHERE at < now() - interval '30 days'")
 
     # ---- statements
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+import triune.buffer
 from triune.buffer import StoredBuffer, front, open_buffer
 from triune.buffer.config import BufferSettings
 from triune.buffer.database import Interrupted
 from triune.buffer.stores.postgres import Postgres
-from triune.errors import StoreError
+from triune.errors import ConfigError, StoreError
 from triune.ports import AdmissionRule
 from triune.records import GroupId, Task
 from triune.testing import postgres
@@ -192,7 +193,7 @@ def test_who_holds_the_store_without_a_word_is_stopped_and_others_go_on(url: str
     """As a suspended machine would: its transaction is undone, and it may repeat it when it wakes."""
 
     async def work() -> None:
-        frozen = await started(url, tmp_path, busy_timeout_s=1.0)
+        frozen = await started(url, tmp_path, busy_timeout_s=2.0)
         other = open_at(url, tmp_path)
         await other.join_run("r", timeout_s=5)
         asleep: list[float] = []
@@ -200,13 +201,13 @@ def test_who_holds_the_store_without_a_word_is_stopped_and_others_go_on(url: str
         def freeze() -> None:
             frozen.store.db.execute("UPDATE runs SET admitted = admitted + 1")
             if not asleep:
-                asleep.append(1.0)
-                time.sleep(1.0)
+                asleep.append(3.0)
+                time.sleep(3.0)
             frozen.store.db.execute("UPDATE runs SET refunded = refunded + 1")
 
         late = frozen._writer.submit(freeze)
         await asyncio.sleep(0.1)
-        await asyncio.wait_for(put(other, "a"), 0.9)
+        await asyncio.wait_for(put(other, "a"), 2.5)
         await late
         stats = await other.stats()
         assert (stats["admitted"], stats["refunded"], stats["puts"]) == (1, 1, 1)
@@ -218,7 +219,7 @@ def test_who_holds_the_store_without_a_word_is_stopped_and_others_go_on(url: str
 
 def test_a_store_locked_for_too_long_says_so_and_the_call_can_be_repeated(url: str, tmp_path: Path):
     async def work() -> None:
-        buffer = await started(url, tmp_path, busy_timeout_s=0.2)
+        buffer = await started(url, tmp_path, busy_timeout_s=1.0)
         key = buffer.store.db._key  # type: ignore[attr-defined]
         with psycopg.connect(url) as other:
             other.execute(f"SELECT pg_advisory_xact_lock({key})")
@@ -312,6 +313,20 @@ def test_two_schemas_of_one_database_are_two_buffers(url: str, tmp_path: Path):
         await two.close()
 
     run(work())
+
+
+def test_a_url_with_a_schema_opens_what_a_run_made(url: str, tmp_path: Path):
+    async def work() -> str:
+        buffer = await started(url, tmp_path)
+        await put(buffer, "a")
+        await buffer.close()
+        return buffer.store.db.schema  # type: ignore[attr-defined]
+
+    with triune.buffer.open(f"{url}&schema={run(work())}") as looked:
+        assert [row.entry for row in looked.query("state = ready")] == ["r/train/a/0"]
+        assert looked.verify().findings == ()
+    with pytest.raises(ConfigError, match="schema"):
+        triune.buffer.open(url)
 
 
 def test_a_schema_of_another_program_or_a_newer_triune_is_refused(url: str, tmp_path: Path):
