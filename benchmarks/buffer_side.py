@@ -85,25 +85,25 @@ async def _ours_write(case: dict[str, Any], go: Callable[[], None]) -> dict[str,
     buffer = open_buffer(settings_of(case), Path(case["folder"]))
     await buffer.join_run(RUN, timeout_s=60)
     go()
-    begin = time.time()
+    begin, cpu = time.time(), time.process_time()
     for part in batches(groups, max(1, case["batch"] // case["group"])):
         await asyncio.gather(*(buffer.put(group, group) for group in part))
-    end = time.time()
+    end, cpu = time.time(), time.process_time() - cpu
     await buffer.close()
-    return {"begin": begin, "end": end}
+    return {"begin": begin, "end": end, "cpu_s": cpu}
 
 
 async def _ours_lease(case: dict[str, Any], go: Callable[[], None]) -> dict[str, Any]:
     buffer = open_buffer(settings_of(case), Path(case["folder"]))
     await buffer.join_run(RUN, timeout_s=60)
     go()
-    begin, num = time.time(), 0
+    begin, cpu, num = time.time(), time.process_time(), 0
     while leases := await buffer.lease(max(1, case["batch"] // case["group"]), wait=False):
         num += sum(len(lease.group) for lease in leases)
-    end = time.time()
+    end, cpu = time.time(), time.process_time() - cpu
     await buffer.close()
     assert num == case["num"], f"leased {num} of {case['num']}"
-    return {"begin": begin, "end": end}
+    return {"begin": begin, "end": end, "cpu_s": cpu}
 
 
 # ------------------------------------------------------------------------------------------------------ bare
@@ -139,15 +139,15 @@ def _bare_write(case: dict[str, Any], go: Callable[[], None]) -> dict[str, Any]:
     sql = f"INSERT INTO bare_items (item) VALUES ({mark})"
     begin_sql = "BEGIN IMMEDIATE" if mark == "?" else "BEGIN"
     go()
-    begin = time.time()
+    begin, cpu = time.time(), time.process_time()
     for part in batches(items, case["batch"]):
         cursor = connection.cursor()
         cursor.execute(begin_sql)
         cursor.executemany(sql, part)
         cursor.execute("COMMIT")
-    end = time.time()
+    end, cpu = time.time(), time.process_time() - cpu
     connection.close()
-    return {"begin": begin, "end": end, "bytes": sum(len(item) for (item,) in items)}
+    return {"begin": begin, "end": end, "cpu_s": cpu, "bytes": sum(len(item) for (item,) in items)}
 
 
 def _bare_lease(case: dict[str, Any], go: Callable[[], None]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _bare_lease(case: dict[str, Any], go: Callable[[], None]) -> dict[str, Any]:
     lock, begin_sql = ("", "BEGIN IMMEDIATE") if mark == "?" else (" FOR UPDATE SKIP LOCKED", "BEGIN")
     select = f"SELECT id, item FROM bare_items WHERE taken = 0 ORDER BY id LIMIT {case['batch']}{lock}"
     go()
-    begin, num = time.time(), 0
+    begin, cpu, num = time.time(), time.process_time(), 0
     while True:
         cursor = connection.cursor()
         cursor.execute(begin_sql)
@@ -165,10 +165,10 @@ def _bare_lease(case: dict[str, Any], go: Callable[[], None]) -> dict[str, Any]:
         if not rows:
             break
         num += len(rows)
-    end = time.time()
+    end, cpu = time.time(), time.process_time() - cpu
     connection.close()
     assert num == case["num"], f"took {num} of {case['num']}"
-    return {"begin": begin, "end": end}
+    return {"begin": begin, "end": end, "cpu_s": cpu}
 
 
 def main() -> None:
