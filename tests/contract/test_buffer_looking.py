@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
+import triune.buffer
 from triune.buffer import OpenBuffer, to_plain
 from triune.buffer.imports import import_file
+from triune.buffer.notebook import verify_at
 from triune.buffer.query import Filter
 from triune.buffer.query_parser import parse_filter
 from triune.buffer.redaction import delete
+from triune.buffer.stores.postgres import MARK
+from triune.errors import ConfigError
 from triune.testing.buffers import BufferWorld, run
 from triune.testing.filled_stores import fill
+from triune.testing.postgres import MISSING, OnTestServer, server_url
 
 FILTERS = {
     "": "t0 t1 t2 t3 a",
@@ -100,3 +105,20 @@ def test_damage_is_found_with_its_entry(looking: OpenBuffer):
 
 def _no_reader(*_: object) -> tuple[()]:
     return ()
+
+
+@pytest.mark.postgres
+def test_a_server_is_opened_by_its_address_and_schema(tmp_path: Path):
+    url = server_url()
+    if url is None:
+        pytest.skip(MISSING)
+    world = BufferWorld(OnTestServer(), tmp_path)
+    run(fill(world.open()))
+    world.end()
+    schema = (tmp_path / MARK).read_text().strip()
+    with triune.buffer.open(f"{url}&schema={schema}") as buffer:
+        assert len(list(buffer)) == 5
+        assert buffer.step(1, run="r")[0].entry == "r/train/t0/0"
+    assert verify_at(f"{url}&schema={schema}").findings == ()
+    with pytest.raises(ConfigError, match=r"0 schemas named; expected one: a schema is a buffer; add `\?schema=NAME`"):
+        triune.buffer.open(url)
