@@ -194,3 +194,21 @@ def test_two_explorers_beside_a_trainer_put_every_answer_once(bench: Any):
     assert [role.returncode for role in roles] == [0, 0, 0], said
     assert [row["num_from_expert"] for row in bench.steps()] == [1, 1, 1]
     assert [entry for entry, _ in expert_entries(bench)][:3] == [f"small/expert/t0{n}/{n}" for n in range(3)]
+
+
+def test_a_strategy_that_takes_more_than_it_declares_ends_the_run_with_its_name(bench: Any):
+    (bench.shared / "greedy.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from triune.registry import brick\n"
+        '@brick("sampling")\n'
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class TakesAll:\n"
+        '    """Say half, take all."""\n'
+        "    fresh_ratio = 0.5\n"
+        '    buffers = ("main",)\n'
+        "    async def __call__(self, buffer, num, *, step=0, max_staleness=None, ahead=None):\n"
+        "        return await buffer.lease(num, max_staleness=max_staleness)\n"
+    )
+    plugins = [str(bench.shared / "greedy.py")]
+    with pytest.raises(TriuneError, match=r"TakesAll.*asks for 4 fresh groups where at most 2"):
+        bench.run(algorithm={"sampling": {"use": "takes_all"}}, plugins=plugins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from triune.algorithms import Algorithm
 from triune.errors import TrainingError
 from triune.failpoints import failpoint
 from triune.ports import Buffer, Lane, Lease, Monitor, WeightChannel, WeightUpdate
+from triune.trainer.allowance import Allowance
 from triune.trainer.batch import Batch, build_batch, prepare, stored_streams
 from triune.trainer.checkpoint import Checkpoints, TrainState
 from triune.trainer.config import TrainerSettings
@@ -80,6 +81,13 @@ class Trainer:
             num_updates=settings.updates_per_step, max_staleness=max_staleness
         )
         self._budget = settings.tokens_per_micro_batch or policy.tokens_per_micro_batch
+        self._allowance = Allowance(
+            buffer,
+            type(algorithm.sampling).__name__,
+            fresh_ratio=getattr(algorithm.sampling, "fresh_ratio", 1.0),
+            num=settings.entries_per_step,
+            lead=(max_staleness + 1) * every,
+        )
         self._optimiser = Optimiser(policy.trainable, settings)
         self.teacher, self.critic = teacher, self._build_critic(critic_model)
         self._updater = Updater(policy, algorithm, self._optimiser, settings, lane, self.critic)
@@ -185,8 +193,10 @@ class Trainer:
 
     async def _lease(self) -> list[Lease]:
         with self.monitor.waiting("trainer", "a full batch"), self.monitor.timed("trainer/lease"):
+            self._allowance.begin(self.step)
+            source = cast("Buffer", self._allowance)
             return await self.algorithm.sampling(
-                self.buffer, self.settings.entries_per_step, step=self.step, max_staleness=self.max_staleness
+                source, self.settings.entries_per_step, step=self.step, max_staleness=self.max_staleness
             )
 
     async def _publish(self) -> WeightUpdate:

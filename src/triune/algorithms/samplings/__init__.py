@@ -12,7 +12,7 @@ the step and the store, so a resumed run goes on alike. `Leases.metrics` go to t
 Beside its fields a strategy says
 
 * `fresh_ratio`: the share of `num` that newly sampled groups make up, over the steps. Admission lets so many in
-  (`(version + max_staleness + 1) x fresh`); a strategy that leases more waits for ever.
+  (`(version + max_staleness + 1) x fresh`); a strategy that leases more is refused when it does.
 * `buffers`: names of the buffers it leases from. `main` holds what is sampled for the run, `expert` the answers that
   the section `expert` of the run file names; others were filled before.
 * `is_timed`: whether its choice depends on what has arrived when it is asked; refused with `deterministic: true`.
