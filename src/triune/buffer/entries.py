@@ -347,6 +347,29 @@ class Entries:
         _, is_whole, blob = rows[-1]
         return decode_group(blob) if is_whole else apply_overlay(decode_group(rows[0][2]), blob)
 
+    def read_all(self, wanted: Mapping[int, int]) -> dict[int, Group]:
+        """Entry's position → one revision of it, for many in one query.
+
+        Raises:
+            StoreError: There is no such revision.
+        """
+        if len(wanted) < 2:
+            return {seq: self.read(seq, revision) for seq, revision in wanted.items()}
+        rows = self.db.all(
+            "SELECT entry, revision, is_whole, blob FROM revisions "
+            f"WHERE entry IN ({', '.join('?' * len(wanted))}) ORDER BY entry, revision",
+            tuple(wanted),
+        )
+        raws = {seq: blob for seq, revision, _, blob in rows if revision == 0}
+        found = {
+            seq: decode_group(blob) if is_whole else apply_overlay(decode_group(raws[seq]), blob)
+            for seq, revision, is_whole, blob in rows
+            if revision == wanted[seq]
+        }
+        for seq in wanted.keys() - found.keys():
+            raise self._has_no(seq, wanted[seq])
+        return found
+
     def _has_no(self, seq: int, revision: int | None) -> StoreError:
         row = self.db.one("SELECT entry, state, reason FROM entries WHERE seq = ?", (seq,)) or (seq, "", "")
         where = f"entry {row[0]!r} in {self.db.where}"

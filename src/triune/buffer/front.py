@@ -304,7 +304,7 @@ class StoredBuffer:
             nonlocal num_stale
             grants, num_dropped = self.store.uses.lease(who, wanted, is_final)
             num_stale += num_dropped
-            return None if grants is None else Leases(self._lease_of(grant) for grant in grants)
+            return None if grants is None else Leases(self._leases_of(grants))
 
         leases = await self._until("entries", attempt)
         for lease in leases:
@@ -313,13 +313,18 @@ class StoredBuffer:
             leases.metrics["num_stale_dropped"] = float(num_stale)
         return leases
 
-    def _lease_of(self, grant: Grant) -> Lease:
-        revision, group = self._fresh.get(grant.entry, (-1, None))
-        if group is None or revision != grant.revision:
-            group = self.store.entries.read(grant.seq, grant.revision)
-        return Lease(
-            entry=grant.entry, revision=grant.revision, use_no=grant.use_no, group=group, staleness=grant.staleness
-        )
+    def _leases_of(self, grants: Sequence[Grant]) -> list[Lease]:
+        kept = {grant.seq: self._fresh.get(grant.entry, (-1, None)) for grant in grants}
+        groups = {grant.seq: kept[grant.seq][1] for grant in grants if kept[grant.seq][0] == grant.revision}
+        missing = {grant.seq: grant.revision for grant in grants if groups.get(grant.seq) is None}
+        found = {**groups, **self.store.entries.read_all(missing)}
+        return [
+            Lease(
+                entry=grant.entry, revision=grant.revision, use_no=grant.use_no, group=group, staleness=grant.staleness
+            )
+            for grant in grants
+            if (group := found[grant.seq]) is not None
+        ]
 
     async def renew(self) -> None:
         """Heartbeat; the writer's thread also beats by itself as long as the process lives."""
