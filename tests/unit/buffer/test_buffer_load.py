@@ -19,17 +19,30 @@ import pytest
 
 from triune.buffer import BufferSettings, open_buffer
 from triune.buffer.stores.memory import Memory
-from triune.buffer.stores.sqlite import SQLite
 from triune.records import GroupId, Source, encode_group
+from triune.testing import postgres
 from triune.testing.bulk import insert_entries
 from triune.testing.groups import make_group
+
+SHARED = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+def settings_of(store: str) -> BufferSettings:
+    """A store that several processes share; skips where there is no server."""
+    if store == "sqlite":
+        return BufferSettings()
+    url = postgres.server_url()
+    if url is None:
+        pytest.skip(postgres.MISSING)
+    return BufferSettings.model_validate({"store": {"use": "postgres", "url": url}})
+
 
 # ------------------------------------------------------------------------------------------------------ urgent
 
 
-async def find_urgent(store: Any, folder: Path, num_waiting: int, times: int, **settings: Any) -> int:
+async def find_urgent(settings: BufferSettings, folder: Path, num_waiting: int, times: int) -> int:
     """How often a person's entry was in the batch after it was put, while somebody else puts at full speed."""
-    buffer = open_buffer(BufferSettings(store=store, **settings), folder)
+    buffer = open_buffer(settings, folder)
     await buffer.open_run("r", config_hash="", data_hash="")
     with buffer.store.db.transaction():
         insert_entries(buffer.store.db, "r", 0, num_waiting)
@@ -60,14 +73,16 @@ async def find_urgent(store: Any, folder: Path, num_waiting: int, times: int, **
 
 @pytest.mark.parametrize("priority", [None, "linear_decay"])
 def test_an_urgent_entry_is_in_the_next_batch_while_others_are_put_at_full_speed(tmp_path: Path, priority: Any):
-    assert asyncio.run(find_urgent(Memory(), tmp_path, 2000, 30, priority=priority)) == 30
+    settings = BufferSettings.model_validate({"store": Memory(), "priority": priority})
+    assert asyncio.run(find_urgent(settings, tmp_path, 2000, 30)) == 30
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_urgent_entry_is_in_the_next_batch_among_a_hundred_thousand_that_wait(tmp_path: Path):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("store", SHARED)
+def test_an_urgent_entry_is_in_the_next_batch_among_a_hundred_thousand_that_wait(tmp_path: Path, store: str):
     times = int(os.environ.get("TRIUNE_URGENT", "1000"))
-    assert asyncio.run(find_urgent(SQLite(), tmp_path, 100_000, times)) == times
+    assert asyncio.run(find_urgent(settings_of(store), tmp_path, 100_000, times)) == times
 
 
 def test_a_batch_of_one_takes_an_urgent_entry_too(tmp_path: Path):
@@ -87,11 +102,11 @@ def test_a_batch_of_one_takes_an_urgent_entry_too(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------------ stress
 
 
-def write_for(folder: str, writer: int, seconds: float, told: Any) -> None:
+def write_for(settings: BufferSettings, folder: str, writer: int, seconds: float, told: Any) -> None:
     """Put groups until the time is over, and say what was put: entry → checksum of its bytes."""
 
     async def work() -> dict[str, str]:
-        buffer = open_buffer(BufferSettings(), Path(folder))
+        buffer = open_buffer(settings, Path(folder))
         await buffer.join_run("r", timeout_s=60)
         put: dict[str, str] = {}
         end = time.monotonic() + seconds
@@ -108,11 +123,11 @@ def write_for(folder: str, writer: int, seconds: float, told: Any) -> None:
     told.put(("put", outcome_of(work)))
 
 
-def read_until_told(folder: str, told: Any, is_over: Any) -> None:
+def read_until_told(settings: BufferSettings, folder: str, told: Any, is_over: Any) -> None:
     """Lease and acknowledge until everything is taken, and say what was seen."""
 
     async def work() -> dict[str, str]:
-        buffer = open_buffer(BufferSettings(), Path(folder))
+        buffer = open_buffer(settings, Path(folder))
         await buffer.join_run("r", timeout_s=60)
         seen: dict[str, str] = {}
         step = 0
@@ -146,14 +161,15 @@ def checksum(group: Any) -> str:
     return hashlib.blake2b(encode_group(group), digest_size=8).hexdigest()
 
 
-async def stress(folder: Path, writers: int, readers: int, seconds: float) -> dict[str, int]:
-    """Let processes write and read one file; how much was put and seen."""
+async def stress(settings: BufferSettings, folder: Path, writers: int, readers: int, seconds: float) -> dict[str, int]:
+    """Let processes write and read one store; how much was put and seen."""
     context = multiprocessing.get_context("spawn")
     told, is_over = context.Queue(), context.Event()
-    buffer = open_buffer(BufferSettings(), folder)
+    buffer = open_buffer(settings, folder)
     await buffer.open_run("r", config_hash="", data_hash="")
-    writing = [context.Process(target=write_for, args=(str(folder), n, seconds, told)) for n in range(writers)]
-    reading = [context.Process(target=read_until_told, args=(str(folder), told, is_over)) for _ in range(readers)]
+    shared = (settings, str(folder))
+    writing = [context.Process(target=write_for, args=(*shared, n, seconds, told)) for n in range(writers)]
+    reading = [context.Process(target=read_until_told, args=(*shared, told, is_over)) for _ in range(readers)]
     for process in (*writing, *reading):
         process.start()
     reports = [await asyncio.to_thread(told.get, timeout=seconds + 240) for _ in writing]
@@ -177,9 +193,10 @@ async def stress(folder: Path, writers: int, readers: int, seconds: float) -> di
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sixteen_writers_and_four_readers_lose_nothing_and_meet_no_lock(tmp_path: Path):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("store", SHARED)
+def test_sixteen_writers_and_four_readers_lose_nothing_and_meet_no_lock(tmp_path: Path, store: str):
     seconds = float(os.environ.get("TRIUNE_STRESS_S", "5"))
-    found = asyncio.run(stress(tmp_path, 16, 4, seconds))
+    found = asyncio.run(stress(settings_of(store), tmp_path, 16, 4, seconds))
     print(json.dumps({**found, "seconds": seconds}))
     assert found["put"] > 16
