@@ -122,7 +122,7 @@ class OpenBuffer(AbstractContextManager["OpenBuffer"]):
         return verify(self.store)
 
 
-def open(where: str | Path) -> OpenBuffer:
+def open(where: str | Path, *, makes: bool = False) -> OpenBuffer:
     """Open the store of a run, or a store by itself, to look at it.
 
     >>> import triune.buffer
@@ -136,6 +136,7 @@ def open(where: str | Path) -> OpenBuffer:
     Args:
         where: Folder of a run, its name under `runs/`, a SQLite file, `sqlite:///FILE`, or
             `postgresql://USER@HOST/DATABASE?schema=NAME`.
+        makes: Make an empty store where a file is named, by its ending `.sqlite`, that is not there yet.
 
     Raises:
         ConfigError: There is no run and no store there, or its store was only in memory.
@@ -144,8 +145,10 @@ def open(where: str | Path) -> OpenBuffer:
     text = str(where)
     if text.startswith(_SERVERS):
         return OpenBuffer(Store(_build(_spec_of_url(text), Path())))
-    path = find_path(text)
-    if path.is_file():
+    file = Path(text.removeprefix(_FILE_URL))
+    is_new = makes and file.suffix == ".sqlite" and not file.exists()
+    path = file if is_new else find_path(text)
+    if is_new or path.is_file():
         return OpenBuffer(Store(_build({"use": "sqlite", "path": str(path)}, path.parent)))
     run, spec = _spec_of_run(path)
     return OpenBuffer(Store(_build(spec, path)), run=run)

@@ -52,7 +52,7 @@ def import_into(
     if format is not None and format not in FORMATS:
         raise ConfigError("--format", f"found {format!r}", f"one of {', '.join(FORMATS)}", "leave it out to detect it")
     wanted = parse_filter(where)
-    with open_buffer_at(run) as buffer:
+    with open_buffer_at(run, makes=True) as buffer:
         found = import_file(
             buffer.store,
             file,
@@ -128,7 +128,7 @@ def _model_of(run: str) -> Any:
     """
     from triune.config import load_config
 
-    folder = None if "://" in run else find_path(run)
+    folder = None if "://" in run or run.endswith(".sqlite") else find_path(run)
     if folder is None or not (folder / "run.resolved.json").is_file():
         do = "name the model whose tokenizer reads text, or the run's folder in place of its store"
         raise ConfigError("--model", "missing, and a store has no model of its own", "a model or a run", do)

@@ -192,9 +192,11 @@ def buffer_import(
     (`prompt`, `chosen`, `rejected`). Refused rows are written to a file with their reasons, and make the exit code 1.
     Sequences without behaviour log-probs enter no ratio: only imitation and preference losses learn from them.
 
+    RUN may be a new file that ends in `.sqlite`: a later run trains on it with `buffer.store.path`.
+
     **Examples**
 
-    `triune buffer import runs/next experience.parquet --into past --where "reward > 0.5"`
+    `triune buffer import past.sqlite experience.parquet --into past --where "reward > 0.5"`
 
     `triune buffer import runs/next chats.jsonl --into expert --tag support`
     """

@@ -81,6 +81,18 @@ def test_statistics_count_depth_age_staleness_and_rewards_per_source(tmp_path: P
     assert found.rewards["expert"].counts == (1,)
 
 
+def test_a_new_file_is_made_only_when_asked_and_only_by_its_ending(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no run and no store here"):
+        triune.buffer.open(tmp_path / "new.sqlite")
+    with pytest.raises(ConfigError, match="no run and no store here"):
+        triune.buffer.open(tmp_path / "new", makes=True)
+    assert not list(tmp_path.iterdir())
+    with triune.buffer.open(tmp_path / "new.sqlite", makes=True) as buffer:
+        assert list(buffer) == []
+    with triune.buffer.open(tmp_path / "new.sqlite") as buffer:
+        assert buffer.verify().findings == ()
+
+
 def test_what_is_no_store_is_refused_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "new")
