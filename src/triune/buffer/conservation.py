@@ -16,7 +16,8 @@ _NONE_EXPECTED = {
     ),
     "entries of a run whose acknowledged uses differ from their rows": (
         "SELECT count(*) FROM entries e WHERE scope != '' AND acked != "
-        "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = e.scope AND u.state = 'acked')"
+        "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = e.scope "
+        "AND u.state != 'returned' AND u.state = 'acked')"  # the first condition names the index to use
     ),
     "uses beyond an entry's limit": (
         "SELECT count(*) FROM (SELECT 1 FROM uses u JOIN entries e ON e.seq = u.entry WHERE u.state != 'returned' "

@@ -75,7 +75,7 @@ class Uses:
             return 0
         stale = self.db.all(
             "SELECT seq FROM entries WHERE buffer = ? AND scope = ? AND class = 0 AND state = 'ready' "
-            "AND granted = 0 AND oldest_version >= 0 AND oldest_version < ?",
+            "AND granted = 0 AND oldest_version >= 0 AND oldest_version < ? ORDER BY oldest_version DESC, ledger, seq",
             (order.buffer, who.run, floor),
         )
         for (seq,) in stale:
