@@ -55,7 +55,8 @@ def resume_at(
             _recall_dropped(db, who, version)
     else:
         db.execute(
-            "UPDATE entries SET oldest_version = min(oldest_version, ?1), newest_version = ?1 "
+            "UPDATE entries SET newest_version = ?1, "
+            "oldest_version = CASE WHEN oldest_version < ?1 THEN oldest_version ELSE ?1 END "
             "WHERE scope = ?2 AND newest_version > ?1",
             (version, who.run),
         )
