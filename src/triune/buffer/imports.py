@@ -157,7 +157,7 @@ class _Import:
             try:
                 found = self._candidate(rows)
                 if found is not None:
-                    batch.append((make_parcel(found.group, found.group), found))
+                    batch.append((_parcel_of(found.group), found))
                     self.known.add(entry_hash(found.group))
             except (TaskError, RecordError) as error:
                 yield self._refuse(rows[0].number, _reason(error), data)
@@ -181,7 +181,7 @@ class _Import:
             group, state = _stored(rows)
         else:
             group, state = self._read_text(first.data, format), EntryState.READY
-        if str(group.id) in self.gone:
+        if str(first.data.get("entry")) in self.gone:
             raise TaskError("row", "deleted since it was exported", "an entry that may be used")
         if not self.wanted.fits(_row_of(group, self.into, state, first.data), group):
             self.counts["filtered"] += 1
@@ -221,10 +221,18 @@ class _Import:
         row = self.store.db.one("SELECT reason FROM entries WHERE entry = ?", (str(found.group.id),))
         if row is not None and row[0] == REDACTED:
             return "deleted from this buffer before; expected an entry that may be used"
-        group = _renamed(found.group)
-        if put(make_parcel(group, group), buffer=self.into, scope="", state=found.state):
+        group = _renamed(found.group, self.into)
+        if put(_parcel_of(group), buffer=self.into, scope="", state=found.state):
             return ""
-        return "its id and content are in another buffer of this store; expected a new one"
+        return "its id and content are in this store already; expected a new one"
+
+
+def _parcel_of(group: Group) -> Parcel:
+    """Checked and encoded; raises RecordError, also for fields of a kind that no check expects."""
+    try:
+        return make_parcel(group, group)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RecordError(str(group.id), f"{type(error).__name__}: {error}", "fields of the right kinds") from error
 
 
 def _reason(error: TriuneError) -> str:
@@ -284,9 +292,10 @@ def _tagged(group: Group, tags: tuple[str, ...]) -> Group:
     return group.with_records([tag(record) for record in group.records])
 
 
-def _renamed(group: Group) -> Group:
-    """The same under another run's name, made of what it holds: two projects may call their runs the same."""
-    id_ = GroupId(f"{group.id.run}@{entry_hash(group)[:8]}", group.id.taskset, group.id.task_key, group.id.visit)
+def _renamed(group: Group, buffer: str) -> Group:
+    """The same under another run's name, made of what it holds and where it goes: names are unique in a store."""
+    digest = hashlib.blake2b(f"{buffer}/{entry_hash(group)}".encode(), digest_size=4).hexdigest()
+    id_ = GroupId(f"{group.id.run}@{digest}", group.id.taskset, group.id.task_key, group.id.visit)
 
     def rename(record: Record) -> Record:
         if isinstance(record, Experience):
@@ -301,7 +310,7 @@ def _renamed(group: Group) -> Group:
 
 def _row_of(group: Group, buffer: str, state: EntryState, data: Mapping[str, Any]) -> EntryRow:
     """What a filter sees of an entry that is not stored yet; it has no age, no uses and no staleness."""
-    summary = make_parcel(group, group).summary
+    summary = _parcel_of(group).summary
     return EntryRow(
         seq=0, entry=str(group.id), buffer=buffer, scope="", state=str(data.get("state", state)), reason="",
         source=summary.source, reward=summary.reward, priority=summary.score, urgent=summary.is_urgent,

@@ -13,10 +13,10 @@ import numpy as np
 from triune.buffer.amendments import amendments_of
 from triune.buffer.entry_walk import read_entry, rows_that_fit
 from triune.buffer.query import equals
-from triune.buffer.query_columns import EntryRow, experiences_of, tags_of
+from triune.buffer.query_columns import EntryRow, experiences_of, group_of, tags_of
 from triune.buffer.store import Store
 from triune.errors import ConfigError, RecordError, StoreError
-from triune.records import Experience, ExperienceId, Group, GroupId, Record, RolloutId, Task, Text
+from triune.records import Experience, ExperienceId, Group, Record, RolloutId, Task, Text
 
 
 class VersionFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +214,8 @@ def parse_identity(identity: str) -> tuple[str, RolloutId | ExperienceId | None]
     slashes = identity.count("/")
     try:
         if slashes == 3:
-            return str(GroupId.parse(identity)), None
+            group_of(identity)
+            return identity, None
         part = {4: RolloutId, 5: ExperienceId}[slashes].parse(identity)
     except (KeyError, RecordError) as error:
         raise ConfigError(

@@ -18,7 +18,7 @@ class EntryRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seq: Order in which it was stored.
-        entry: Its id, `run/taskset/task_key/visit`.
+        entry: Its id, `run/taskset/task_key/visit`; with `~` and a number once its group was made again.
         scope: The only run that may lease it; "" = every run.
         reward: Mean over its rollouts; None = not known, or none.
         urgent: Whether a person made one of its records.
@@ -52,7 +52,17 @@ class EntryRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def group(self) -> GroupId:
         """Run, task set, task key and visit."""
-        return GroupId.parse(self.entry)
+        return group_of(self.entry)
+
+
+def group_of(entry: str) -> GroupId:
+    """The group that an entry's name says; one whose group was made again has `~` and a number behind it.
+
+    Raises:
+        RecordError: It is no name of an entry.
+    """
+    head, slash, visit = entry.rpartition("/")
+    return GroupId.parse(head + slash + visit.partition("~")[0])
 
 
 _LINE = "(SELECT r.line FROM runs r WHERE r.run = e.scope)"

@@ -61,6 +61,7 @@ def to_rows(entry: EntryRow, group: Group) -> Iterator[dict[str, Any]]:
         "task": _json(group.task.data),
         "group": _json(
             {
+                "id": str(group.id),
                 "task": {name: getattr(group.task, name) for name in ("workflow", "reward", "info")},
                 "info": group.info,
                 "unknown": group.unknown,
@@ -134,7 +135,7 @@ def from_rows(rows: Sequence[Mapping[str, Any]]) -> Group:
         found = f"{type(error).__name__}: {error}"
         raise RecordError("table row", found, "a row of `triune buffer export`") from error
     return from_plain(
-        {"id": first["entry"], "task": task, "records": records, "info": about["info"], "unknown": about["unknown"]}
+        {"id": about["id"], "task": task, "records": records, "info": about["info"], "unknown": about["unknown"]}
     )
 
 

@@ -65,7 +65,7 @@ def from_plain(plain: Mapping[str, Any]) -> Group:
             info=plain.get("info", {}),
             unknown=plain.get("unknown", {}),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgspec.ValidationError) as error:
         raise RecordError("JSON line", f"{type(error).__name__}: {error}", "a group as `to_plain` writes it") from error
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from triune.buffer.conservation import check_conservation
 from triune.buffer.content import REDACTED
+from triune.buffer.query_columns import group_of
 from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
 from triune.buffer.summary import summarise
@@ -209,7 +210,7 @@ class _Verification:
         if isinstance(group, Finding):
             self._find("blobs", f"revision {revision}: {group.found}", _TAKE_OUT, entry)
             return None
-        if str(group.id) != entry:
+        if group.id != attempt(lambda: group_of(entry), "rows"):
             self._find("blobs", f"revision {revision} is of {group.id}", _TAKE_OUT, entry)
         return group
 

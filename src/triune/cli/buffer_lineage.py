@@ -11,10 +11,10 @@ import typer
 from triune.buffer import open as open_buffer_at
 from triune.buffer import to_plain
 from triune.buffer.lineage import Lineage, RecordFact, UseFact, parse_identity
+from triune.buffer.query_columns import group_of
 from triune.cli.buffers import duration, print_json
 from triune.cli.screen import table
 from triune.errors import ConfigError
-from triune.records import GroupId
 
 
 def show_why(words: Sequence[str], as_json: bool) -> None:
@@ -22,7 +22,7 @@ def show_why(words: Sequence[str], as_json: bool) -> None:
     if len(words) > 2:
         raise ConfigError("buffer why", f"found {len(words)} words", "[RUN] ID", "put quotes around an id with blanks")
     identity = words[-1]
-    run = words[0] if len(words) == 2 else GroupId.parse(parse_identity(identity)[0]).run
+    run = words[0] if len(words) == 2 else group_of(parse_identity(identity)[0]).run
     with open_buffer_at(run) as buffer:
         found = buffer.why(identity)
     if as_json:

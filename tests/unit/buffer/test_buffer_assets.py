@@ -267,6 +267,33 @@ def test_bad_rows_are_refused_with_their_number_reason_and_content_and_the_good_
         assert part in reasons
 
 
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("group", "records", 0, "tokens"), 5),
+        (("group", "records", 0, "logprobs"), [[1.0]]),
+        (("group", "records"), [7]),
+        (("group", "task"), "t"),
+        (("group", "unknown"), [1]),
+        (("group", "id"), "t0"),
+        (("entry",), {"a": 1}),
+        (("state",), ["ready"]),
+    ],
+)
+def test_an_entry_with_a_field_of_the_wrong_kind_is_refused_or_stored_but_never_a_traceback(
+    source: OpenBuffer, target: OpenBuffer, tmp_path: Path, where: tuple[Any, ...], value: Any
+):
+    source.export(tmp_path / "out.jsonl", "task_key = t2")
+    line = json.loads((tmp_path / "out.jsonl").read_text())
+    part = line
+    for name in where[:-1]:
+        part = part[name]
+    part[where[-1]] = value
+    found = imported(target, write(tmp_path / "bad.jsonl", [line]))
+    assert found.num_refused == int(where != ("entry",))
+    assert target.verify().findings == ()
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet", "arrow"])
 def test_rows_come_from_lists_and_tables_too(target: OpenBuffer, tmp_path: Path, kind: str):
     import pyarrow as arrow

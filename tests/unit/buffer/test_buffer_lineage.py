@@ -9,9 +9,13 @@ import pytest
 
 import triune.buffer
 from triune.buffer import StoredBuffer
+from triune.buffer.imports import import_file
+from triune.buffer.query_parser import parse_filter
+from triune.buffer.redaction import delete
 from triune.errors import ConfigError, StoreError
-from triune.testing.buffers import publish
+from triune.testing.buffers import ROOMY, publish
 from triune.testing.filled_stores import fill, in_buffer, make_store
+from triune.testing.groups import make_group
 
 
 def test_a_used_entry_names_its_task_weights_reward_and_the_step_with_its_checkpoint(tmp_path: Path):
@@ -104,6 +108,34 @@ def test_a_use_that_a_resume_went_back_behind_is_returned_and_no_step_claims_it(
         assert {version.state for version in buffer.why("r/train/t3/0").versions} == {"lost"}
         with pytest.raises(StoreError, match="used nothing"):
             buffer.step(1, run="r")
+
+
+def test_an_entry_whose_group_was_made_again_can_be_followed_exported_and_deleted(tmp_path: Path):
+    async def make_again(buffer: StoredBuffer) -> None:
+        await fill(buffer)
+        await buffer.open_run("r", config_hash="", data_hash="")
+        await buffer.resume_at(step=1, version=0, consumed=[("r/train/t0/0", 1)], checkpoint="step-1", strict=True)
+        group = await buffer.readmit(ROOMY, max_retries=0)
+        assert str(group) == "r/train/t3/0"
+        raw = make_group(group, rewards=(1.0, 0.5), prompt=9)
+        await buffer.put(raw, raw)
+
+    in_buffer(tmp_path, make_again)
+    with triune.buffer.open(tmp_path / "buffer.sqlite") as buffer:
+        assert buffer.verify().findings == ()
+        old, new = buffer.entries("task_key = t3")
+        assert (old.reason, new.entry, new.state) == ("lost", "r/train/t3/0", "ready")
+        assert old.entry.startswith("r/train/t3/0~")
+        assert [buffer.why(row.entry).rounds for row in (old, new)] == [2, 2]
+        assert buffer.why(old.entry).records[0].reward is None
+        for name in ("again.parquet", "again.jsonl"):
+            assert buffer.export(tmp_path / name, "task_key = t3 AND buffer = main").num_entries == 2
+            found = import_file(buffer.store, tmp_path / name, into=name, reader=lambda *_: ())
+            assert (found.num_new, found.num_refused) == (1, 1)
+        assert (
+            delete(buffer.store, parse_filter("task_key = t3 AND buffer = main"), by="", is_dry=False).num_entries == 2
+        )
+        assert buffer.verify().findings == ()
 
 
 @pytest.mark.parametrize("identity", ["t0", "r/train/t0", "r/train/t0/x", "r/train/t0/0/0", "a/b/c/0/0.0/x/y"])
