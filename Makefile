@@ -46,7 +46,7 @@ test-all: dev  ## every test, also slow ones, kill -9 and SmolLM2
 	$(PYTEST)
 
 slow: dev  ## tests that need more than a few seconds
-	$(PYTEST) -m 'slow and not postgres'
+	$(PYTEST) -m slow
 
 crash: dev  ## kill -9 at named places and at random; with TRIUNE_CRASH_KILLS=20 as often of each command (half an hour)
 	$(if $(TRIUNE_CRASH_KILLS),$(BIN)/python -m benchmarks.crash_campaign,$(PYTEST) -m crash)
@@ -56,7 +56,7 @@ smollm: dev  ## tests on SmolLM2-135M-Instruct (comes from the package index, 93
 	$(PYTEST) -m smollm
 
 postgres: dev  ## the buffer's contract and its crashes on a PostgreSQL server, started from Debian's package
-	$(PYTEST) -m postgres
+	$(PYTEST) -m 'postgres and not slow'
 
 lint: dev  ## ruff, check and format
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ class Interrupted(StoreError):
     """The database went away, or stopped the transaction, before it committed: nothing happened, repeat it whole."""
 
 
-class Database:
+class Database(ABC):
     """A connection with what a transaction collects on its way: time, topics touched, counters.
 
     Statements are portable SQL with `?`, `?1` or `:name` for parameters. A backend gives `execute` and `execute_many`
@@ -102,16 +103,17 @@ class Database:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
+    @abstractmethod
     def _begin(self) -> None:
         """Begin to be alone with the data, and set `now`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _commit(self) -> None:
-        raise NotImplementedError
+        """Commit what the transaction did."""
 
+    @abstractmethod
     def _undo(self, error: BaseException) -> StoreError | None:
         """Roll back what an error stopped; the error in our words when it is the driver's."""
-        raise NotImplementedError
 
     def _flush_counters(self) -> None:
         if self._counts:
@@ -134,6 +136,6 @@ class Database:
         """A number that changes when another connection commits; only asked where `listen` said False."""
         return 0
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connection; what was committed stays. Closing twice changes nothing."""
-        raise NotImplementedError
