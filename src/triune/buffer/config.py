@@ -21,7 +21,7 @@ class BufferSettings(Settings):
     reward_deadline_s: float = Field(default=3600.0, gt=0)
     """How long a group waits for a reward that is not known yet before it expires and gives its slot back."""
     poll_s: float = Field(default=0.01, gt=0)
-    """How often a waiting process looks for what other processes wrote; inside one process, and on a server, nothing polls."""
+    """How often a waiting process looks for what others wrote; inside one process, and on a server, nothing polls."""
     priority: Annotated[Any, BrickOf("priority")] = None
     """Which entries are trained on first, wherever the sampling does not ask for another order itself: a priority, or
     `module:function`, evaluated anew at every lease. null = the sampling alone decides."""
