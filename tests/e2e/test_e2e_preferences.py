@@ -15,6 +15,7 @@ from triune.buffer import BufferSettings, open_buffer
 from triune.cli.boundary import run as command_line
 from triune.errors import RunFailed, TaskError
 from triune.testing.run_files import save_run_file
+from triune.testing.zoo_runs import zoo_run
 
 
 def config(folder: Path, rows: list[dict[str, Any]], *, name: str = "run", **sections: Any) -> dict[str, Any]:
@@ -134,3 +135,13 @@ def test_training_alone_on_an_imported_buffer_takes_the_short_last_batch_and_end
     summary = train(tmp_path, given)
     assert (summary["status"], summary["exit_reason"]) == ("finished", "the data ended after 3 steps")
     assert steps(tmp_path, "again", "num_sequences") == [8, 8, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "gain"), [("sft", 0.3), ("dpo", 0.1)])
+def test_held_out_accuracy_rises_from_files_alone(tmp_path, algorithm, gain):
+    given = zoo_run(algorithm, tmp_path, steps=40)
+    train(tmp_path, given)
+    rows = map(json.loads, (tmp_path / "runs" / given["name"] / "eval.jsonl").read_text().splitlines())
+    accuracy = [row["mean@1"] for row in rows if row["kind"] == "set"]
+    assert accuracy[-1] > accuracy[0] + gain, "400 held-out sums, sampled"

@@ -136,7 +136,7 @@ def open(where: str | Path, *, makes: bool = False) -> OpenBuffer:
     Args:
         where: Folder of a run, its name under `runs/`, a SQLite file, `sqlite:///FILE`, or
             `postgresql://USER@HOST/DATABASE?schema=NAME`.
-        makes: Make an empty store where a file is named, by its ending `.sqlite`, that is not there yet.
+        makes: Make an empty store where a file, by its ending `.sqlite`, or a schema is named that is not there yet.
 
     Raises:
         ConfigError: There is no run and no store there, or its store was only in memory.
@@ -144,7 +144,7 @@ def open(where: str | Path, *, makes: bool = False) -> OpenBuffer:
     """
     text = str(where)
     if text.startswith(_SERVERS):
-        return OpenBuffer(Store(_build(_spec_of_url(text), Path())))
+        return OpenBuffer(Store(_build(_spec_of_url(text), Path(), makes=makes)))
     file = Path(text.removeprefix(_FILE_URL))
     is_new = makes and file.suffix == ".sqlite" and not file.exists()
     path = file if is_new else find_path(text)
@@ -242,5 +242,5 @@ def _spec_of_url(url: str) -> dict[str, Any]:
     return {"use": "postgres", "url": urlunsplit(parts._replace(query=rest)), "schema": schemas[0]}
 
 
-def _build(spec: dict[str, Any], folder: Path) -> Any:
-    return registry.build("store", spec, "buffer.store")(folder)
+def _build(spec: dict[str, Any], folder: Path, **options: bool) -> Any:
+    return registry.build("store", spec, "buffer.store")(folder, **options)

@@ -58,6 +58,7 @@ class PostgresDatabase(Database):
         busy_timeout_s: float = 30.0,
         patience_s: float = 60.0,
         clock: Callable[[], float] | None = None,
+        makes: bool = True,
     ) -> None:
         """Connect and bring the schema up.
 
@@ -68,9 +69,11 @@ class PostgresDatabase(Database):
                 a statement is stopped by the server.
             patience_s: How long to look for a server that is gone.
             clock: None = the server's, on which all machines agree.
+            makes: Make the schema where there is none.
 
         Raises:
-            StoreError: The server refuses or does not answer, or the schema is of something else or a newer Triune.
+            StoreError: The server refuses or does not answer; the schema is of something else or a newer Triune, or is
+                not there and not to be made.
         """
         super().__init__(f"PostgreSQL schema {schema!r}", is_shared=True)
         self.schema, self.clock, self.patience_s = schema, clock, patience_s
@@ -79,6 +82,7 @@ class PostgresDatabase(Database):
         self._writer = uuid.uuid4().hex
         self._key = int.from_bytes(hashlib.sha256(f"triune:{schema}".encode()).digest()[:8], "big", signed=True)
         self._channel = f"triune_{self._key & (1 << 64) - 1:x}"
+        self._makes = makes
         self._num_commits, self._writes = 0, False
         self._news: News | None = None
         self._line = self._connect()
@@ -127,6 +131,10 @@ class PostgresDatabase(Database):
     def _prepare(self) -> None:
         """Make or bring up the tables; call it inside a transaction."""
         if self.one("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self.schema,)) is None:
+            if not self._makes:
+                there = self.all("SELECT schemaname FROM pg_tables WHERE tablename = 'schema_version' ORDER BY 1")
+                known = ", ".join(name for (name,) in there) or "none is there"
+                raise StoreError(self.where, "no such schema", f"a buffer's ({known})", "correct `?schema=`")
             self.execute(f"CREATE SCHEMA {quoted(self.schema)}")  # needs a right that using it does not need
         rows = self.all("SELECT tablename FROM pg_tables WHERE schemaname = ?", (self.schema,))
         bring_up(lambda sql: self.execute(translate_types(sql)), {name for (name,) in rows}, self.where)

@@ -325,6 +325,11 @@ def test_a_url_with_a_schema_opens_what_a_run_made(url: str, tmp_path: Path):
     with triune.buffer.open(f"{url}&schema={run(work())}") as looked:
         assert [row.entry for row in looked.query("state = ready")] == ["r/train/a/0"]
         assert looked.verify().findings == ()
+    with pytest.raises(StoreError, match="no such schema"):
+        triune.buffer.open(f"{url}&schema=typo")
+    assert ask(url, "SELECT 1 FROM pg_namespace WHERE nspname = 'typo'") == []
+    with triune.buffer.open(f"{url}&schema=typo", makes=True) as made:
+        assert list(made) == []
     with pytest.raises(ConfigError, match="schema"):
         triune.buffer.open(url)
 

@@ -54,8 +54,10 @@ class Postgres:
         if self.schema is not None and not 0 < len(self.schema.encode()) < 64:
             raise ConfigError("buffer.store.schema", f"found {self.schema!r}", "a name of 1 to 63 bytes")
 
-    def __call__(self, folder: Path, clock: Callable[[], float] | None = None) -> PostgresDatabase:
-        """Connect, and make the schema when it is missing."""
+    def __call__(
+        self, folder: Path, clock: Callable[[], float] | None = None, *, makes: bool = True
+    ) -> PostgresDatabase:
+        """Connect, and make the schema when it is missing, unless `makes` says no."""
         try:
             from triune.buffer.postgres import PostgresDatabase
         except ImportError as error:
@@ -68,6 +70,7 @@ class Postgres:
             busy_timeout_s=self.busy_timeout_s,
             patience_s=self.reconnect_s,
             clock=clock,
+            makes=makes,
         )
 
 
