@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from triune.explorer.engines import _attention
 from triune.explorer.engines._attention import attend
 
 
@@ -22,6 +23,21 @@ def test_attention_is_exact_at_any_matmul_precision_and_leaves_it_alone(precisio
     assert torch.get_float32_matmul_precision() == precision
     mask = torch.zeros(9, 9).masked_fill_(~torch.ones(9, 9, dtype=torch.bool).tril(), float("-inf"))
     assert float((attend(q, k, v, mask=mask) - exact).abs().max()) < 1e-5
+
+
+def test_the_kernel_runs_in_full_products_where_queries_are_float32(monkeypatch):
+    seen = []
+    kernel = _attention.scaled_dot_product_attention
+
+    def looked_at(*tensors, **options):
+        seen.append(torch.get_float32_matmul_precision())
+        return kernel(*tensors, **options)
+
+    monkeypatch.setattr(_attention, "scaled_dot_product_attention", looked_at)
+    torch.set_float32_matmul_precision("medium")
+    attend(*inputs())
+    attend(*inputs(torch.bfloat16))
+    assert seen == ["highest", "medium"]
 
 
 def test_a_failing_call_leaves_the_precision_alone():

@@ -12,12 +12,11 @@ from triune.trainer.allowance import Allowance
 class Full:
     """A buffer that has whatever is asked for."""
 
-    def __init__(self) -> None:
-        self.asked = []
+    def __init__(self, urgent=0) -> None:
+        self.urgent = urgent
 
     async def lease(self, num, **options):
-        self.asked.append((num, options))
-        return Leases([None] * num)
+        return Leases([None] * (num + self.urgent))
 
     async def give_back(self, uses=None, *, dropped_by=""):
         return len(uses)
@@ -51,6 +50,13 @@ def test_other_buffers_uses_again_and_what_was_given_back_do_not_count():
     assert asyncio.run(allowance.give_back([("e", 0)] * 3, dropped_by="flat")) == 3
     assert take(allowance, 3) == [3]
     assert asyncio.run(allowance.ack([], checkpoint="c", step=1)) == "acked", "everything else is the buffer's"
+
+
+def test_urgent_entries_that_come_on_top_do_not_use_the_lead_up():
+    allowance = Allowance(Full(urgent=2), "Mine", fresh_ratio=1.0, num=8, lead=1)
+    for step in range(5):
+        allowance.begin(step)
+        assert take(allowance, 8) == [10]
 
 
 def test_shares_that_are_no_whole_numbers_never_exceed_their_allowance_wherever_a_resume_begins():
