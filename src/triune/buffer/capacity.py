@@ -63,6 +63,7 @@ class Capacity:
     def _evict(self, run: str, seq: int) -> None:
         self.entries.discard(run, seq, EntryState.EVICTED, self.policy, Refund.EVICTED)
         self.db.execute("DELETE FROM revisions WHERE entry = ?", (seq,))
+        self.entries.blobs.forget(seq)
 
     def _victims(self, run: str, buffer: str, num: int) -> Sequence[int]:
         given = {"buffer": buffer, "run": run}

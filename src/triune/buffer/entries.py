@@ -13,6 +13,7 @@ from triune.buffer.database import Database
 from triune.buffer.ledger import AdmissionLedger
 from triune.buffer.overlay import UNSUMMED, apply_overlay, compare, encode_overlay
 from triune.buffer.runs import Incarnation, Runs
+from triune.buffer.segments import Blobs
 from triune.buffer.summary import Summary, check_streams, mean_advantage, summarise
 from triune.errors import StoreError
 from triune.failpoints import failpoint
@@ -91,11 +92,15 @@ def operators_of(group: Group) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _decode(raw: bytes, blob: bytes, is_whole: bool) -> Group:
+    return decode_group(blob) if is_whole else apply_overlay(decode_group(raw), blob)
+
+
 class Entries:
     """Put, revise, read and browse."""
 
-    def __init__(self, db: Database, runs: Runs, ledger: AdmissionLedger) -> None:
-        self.db, self.runs, self.ledger = db, runs, ledger
+    def __init__(self, db: Database, runs: Runs, ledger: AdmissionLedger, blobs: Blobs | None = None) -> None:
+        self.db, self.runs, self.ledger, self.blobs = db, runs, ledger, blobs or Blobs(db)
         self.on_put: Callable[[Incarnation, str], object] = lambda who, buffer: None
         """Called with (who, buffer) after an entry of a run became ready; set by the store (capacity)."""
         self.on_deadline: Callable[[str, int], bool] = lambda run, seq: False
@@ -180,19 +185,22 @@ class Entries:
         if row is None:
             return None
         seq = row[0]
+        raw = self.blobs.keep(seq, 0, parcel.raw)
         if parcel.shaped is None:
-            self.db.execute("INSERT INTO revisions VALUES (?, 0, 1, '[]', ?)", (seq, parcel.raw))
+            self.db.execute("INSERT INTO revisions VALUES (?, 0, 1, '[]', ?)", (seq, raw))
         else:
+            shaped = self.blobs.keep(seq, 1, parcel.shaped)
             self.db.execute(
                 "INSERT INTO revisions VALUES (?, 0, 1, '[]', ?), (?, 1, ?, ?, ?)",
-                (seq, parcel.raw, seq, parcel.is_whole, json.dumps(parcel.operators), parcel.shaped),
+                (seq, raw, seq, parcel.is_whole, json.dumps(parcel.operators), shaped),
             )
         self.db.count("puts")
         return row[0]
 
     def _add_blob(self, seq: int, revision: int, is_whole: bool, operators: Sequence[str], blob: bytes) -> None:
+        held = self.blobs.keep(seq, revision, blob)
         self.db.execute(
-            "INSERT INTO revisions VALUES (?, ?, ?, ?, ?)", (seq, revision, is_whole, json.dumps(list(operators)), blob)
+            "INSERT INTO revisions VALUES (?, ?, ?, ?, ?)", (seq, revision, is_whole, json.dumps(list(operators)), held)
         )
 
     def _count_repeat(self, parcel: Parcel, epoch: int) -> None:
@@ -344,8 +352,9 @@ class Entries:
         )
         if not rows or (revision is not None and rows[-1][0] != revision):
             raise self._has_no(seq, revision)
-        _, is_whole, blob = rows[-1]
-        return decode_group(blob) if is_whole else apply_overlay(decode_group(rows[0][2]), blob)
+        needed = rows[-1:] if rows[-1][1] else rows
+        blobs = self.blobs.load([(seq, row[0], row[2]) for row in needed])
+        return _decode(blobs[0], blobs[-1], rows[-1][1])
 
     def read_all(self, wanted: Mapping[int, int]) -> dict[int, Group]:
         """Entry's position → one revision of it, for many in one query.
@@ -360,15 +369,18 @@ class Entries:
             f"WHERE entry IN ({', '.join('?' * len(wanted))}) ORDER BY entry, revision",
             tuple(wanted),
         )
-        raws = {seq: blob for seq, revision, _, blob in rows if revision == 0}
-        found = {
-            seq: decode_group(blob) if is_whole else apply_overlay(decode_group(raws[seq]), blob)
-            for seq, revision, is_whole, blob in rows
-            if revision == wanted[seq]
-        }
-        for seq in wanted.keys() - found.keys():
+        is_whole = {seq: whole for seq, revision, whole, _ in rows if revision == wanted[seq]}
+        for seq in wanted.keys() - is_whole.keys():
             raise self._has_no(seq, wanted[seq])
-        return found
+        needed = [
+            (seq, revision, held)
+            for seq, revision, _, held in rows
+            if revision == wanted[seq] or (revision == 0 and not is_whole[seq])
+        ]
+        blobs: dict[int, list[bytes]] = {}
+        for (seq, _, _), blob in zip(needed, self.blobs.load(needed), strict=True):
+            blobs.setdefault(seq, []).append(blob)
+        return {seq: _decode(found[0], found[-1], is_whole[seq]) for seq, found in blobs.items()}
 
     def _has_no(self, seq: int, revision: int | None) -> StoreError:
         row = self.db.one("SELECT entry, state, reason FROM entries WHERE seq = ?", (seq,)) or (seq, "", "")

@@ -15,6 +15,7 @@ from triune.buffer.database import Database
 from triune.buffer.entries import Entries
 from triune.buffer.ledger import AdmissionLedger
 from triune.buffer.runs import Incarnation, Runs
+from triune.buffer.segments import Blobs
 from triune.buffer.transfer import to_plain
 from triune.buffer.uses import Uses
 from triune.buffer.versions import Versions
@@ -40,7 +41,8 @@ class Store:
         self.db = db
         self.runs = Runs(db, lease_s)
         self.ledger = AdmissionLedger(db, self.runs)
-        self.entries = Entries(db, self.runs, self.ledger)
+        self.blobs = Blobs(db)
+        self.entries = Entries(db, self.runs, self.ledger, self.blobs)
         self.versions = Versions(db, self.runs)
         self.choosing = Choosing(db, self.versions, priority=priority, shares=shares)
         self.uses = Uses(db, self.runs, self.entries, self.versions, self.choosing)
