@@ -300,7 +300,8 @@ class AdmissionRule(msgspec.Struct, frozen=True, kw_only=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The right to train once on one revision of one entry.
 
-    `staleness` counts published steps on the surviving line since the group's oldest version (0: no policy sampled it).
+    `staleness` counts published steps on the surviving line since the group's oldest version; 0 when this run did not
+    sample it.
     """
 
     entry: str
@@ -415,6 +416,13 @@ class Buffer(Protocol):
 
     async def cursor(self) -> Any:
         """Task cursor committed with the last admission; None at the start."""
+        ...
+
+    async def failures(self) -> Mapping[tuple[str, str], int]:
+        """(task set, task key) → how many of its groups in a row failed until now; the others are left out.
+
+        An explorer that goes on so learns which tasks were set aside before.
+        """
         ...
 
     # ---- entries

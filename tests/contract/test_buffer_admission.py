@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from triune.ports import AdmissionRule, Refund
 from triune.records import Task
-from triune.testing.buffers import ROOMY, BufferWorld, publish, run, stays_waiting
+from triune.testing.buffers import ROOMY, BufferWorld, publish, run, states, stays_waiting
 from triune.testing.groups import make_group
 
 
@@ -249,5 +251,40 @@ def test_case_45_the_end_of_tasks_waits_for_groups_that_other_explorers_still_ma
         assert await buffer.readmit(ROOMY, max_retries=2) == two
         await buffer.put(make_group(two), make_group(two))
         assert len(await waiting) == 2
+
+    run(work())
+
+
+def test_the_ledger_remembers_how_often_each_task_failed_in_a_row(world: BufferWorld):
+    async def visit(buffer: Any, key: str, outcome: Refund | None) -> None:
+        group = await buffer.admit(Task(key=key), ROOMY)
+        if outcome is None:
+            await buffer.put(make_group(group), make_group(group))
+        else:
+            await buffer.refund(group, outcome)
+
+    async def work():
+        buffer = await world.start()
+        await publish(buffer, 0)
+        for key, outcomes in {
+            "poison": [Refund.INVALID, Refund.TOO_SMALL, Refund.QUARANTINED],
+            "healed": [Refund.INVALID, None],
+            "again": [None, Refund.INVALID, Refund.STALE],
+            "good": [None, Refund.DROPPED],
+        }.items():
+            for outcome in outcomes:
+                await visit(buffer, key, outcome)
+        waits = await buffer.admit(Task(key="waits"), ROOMY)
+        await buffer.put(make_group(waits, rewards=(None, 1.0)), deadline_s=1)
+        world.time += 2
+        await buffer.lease(1, wait=False)
+        assert (await states(buffer))[str(waits)] == "expired"
+        found = {("train", "poison"): 3, ("train", "again"): 1}
+        assert await buffer.failures() == found
+        world.crash(buffer)
+        buffer = await world.start()
+        await buffer.resume_at(step=0, version=0, consumed=[], checkpoint="", strict=False)
+        assert await buffer.failures() == found
+        assert await (await world.start("s")).failures() == {}
 
     run(work())

@@ -9,15 +9,8 @@ import pytest
 
 from triune.ports import AdmissionRule
 from triune.records import GroupId, Source, Task
-from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states, stays_waiting
+from triune.testing.buffers import BufferWorld, fill, publish, put_group, run, states, stays_waiting
 from triune.testing.groups import make_group
-
-
-async def put(buffer: Any, key: str, **options: Any) -> str:
-    """Admit and put one group of a task; its entry."""
-    group = await buffer.admit(Task(key=key), ROOMY)
-    made = make_group(group, **options)
-    return await buffer.put(made, made)
 
 
 def keys(leases: Any) -> list[str]:
@@ -28,9 +21,9 @@ async def three(buffer: Any) -> None:
     """`a` is the earliest, `b` has the highest reward and the newest version, `c` the highest priority."""
     for step in range(3):
         await publish(buffer, step)
-    await put(buffer, "a", version=1, rewards=(0.5, 0.0))
-    await put(buffer, "b", version=2, rewards=(1.0, 1.0))
-    await put(buffer, "c", version=0, rewards=(0.0, 0.0), priority=3.0)
+    await put_group(buffer, "a", version=1, rewards=(0.5, 0.0))
+    await put_group(buffer, "b", version=2, rewards=(1.0, 1.0))
+    await put_group(buffer, "c", version=0, rewards=(0.0, 0.0), priority=3.0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +67,7 @@ def test_what_is_too_old_is_dropped_wherever_it_stands_and_counted(world: Buffer
         for step in range(4):
             await publish(buffer, step)
         for key, version in (("old", 0), ("new", 3), ("older", 1)):
-            await put(buffer, key, version=version)
+            await put_group(buffer, key, version=version)
         leases = await buffer.lease(1, max_staleness=1, order=order)
         assert keys(leases) == ["new"]
         assert leases.metrics == {"num_stale_dropped": 2.0}
@@ -328,6 +321,26 @@ def test_a_resume_keeps_answers_that_no_policy_sampled(world: BufferWorld):
         assert [(lease.entry, 1) for lease in await again.lease(2, buffer="expert", step=0)] == taken
         assert await again.stocked("expert") == {"expert": 3}
         await again.check_conservation()
+
+    run(work())
+
+
+def test_versions_of_another_run_say_nothing_of_the_age_of_what_it_made(world: BufferWorld):
+    async def work():
+        seen = {}
+
+        def priority(candidate: Any) -> float:
+            seen[candidate.entry.partition("/")[0]] = candidate.staleness
+            return 0.0
+
+        buffer = await world.start(priority=priority)
+        for run_name in ("other", "r"):
+            group = make_group(GroupId(run_name, "train", "a", 0), version=0)
+            await buffer.put(group, group, buffer="past")
+        for step in range(3):
+            await publish(buffer, step)
+        leases = await buffer.lease(2, buffer="past")
+        assert {lease.group.id.run: lease.staleness for lease in leases} == {"other": 0, "r": 2} == seen
 
     run(work())
 

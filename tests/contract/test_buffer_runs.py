@@ -91,6 +91,9 @@ def test_case_40_another_configuration_or_other_tasks_are_refused_on_resume(worl
         with pytest.raises(TaskError, match="d1, with which it was started"):
             await buffer.open_run("r", config_hash="c1", data_hash="d2")
         assert await buffer.open_run("r", config_hash="", data_hash="d1") == 1
+        assert await buffer.open_run("r", config_hash="c3", data_hash="d1") == 2, "what was allowed to change stays so"
+        with pytest.raises(ConfigError, match="configuration c1; expected c3"):
+            await buffer.open_run("r", config_hash="c1", data_hash="d1")
         assert await buffer.open_run("other", config_hash="c2", data_hash="d2") == 0
 
     run(work())

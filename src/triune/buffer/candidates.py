@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
         priority: The stored one: mean of `Experience.priority`, as operators and amendments left it.
         reward: Mean over rollouts whose reward is known and valid; None when there is none.
         advantage: Mean absolute advantage over action tokens; None when it has no advantages.
-        staleness: Published steps on the surviving line since its oldest version; 0 when no policy sampled it.
+        staleness: Published steps on the surviving line since its oldest version; 0 when this run did not sample it.
         uses: How often this run has leased it before, those it gave back not counted.
         task_uses: How often this run has leased entries of the same task, this one included.
         source: Of its first record: `policy`, `expert`, `imported`, …

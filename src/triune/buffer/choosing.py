@@ -72,6 +72,10 @@ class Found(NamedTuple):
     created: float
     uses: int
 
+    def is_of(self, run: str) -> bool:
+        """Whether that run made it; versions of another one say nothing of its age."""
+        return bool(self.scope) or self.entry.startswith(f"{run}/")
+
 
 _FAR = 1 << 62
 _COLUMNS = (
@@ -218,9 +222,9 @@ class Choosing:
             row.seq: score_of(
                 self.priority,
                 Candidate(
-                    row.entry, row.score, row.reward, row.advantage, staleness[row.oldest], row.uses,
-                    task_uses.get(row.task, 0), row.source, row.num_records, max(0.0, self.db.now - row.created),
-                    next_step,
+                    row.entry, row.score, row.reward, row.advantage, staleness[row.oldest] if row.is_of(run) else 0,
+                    row.uses, task_uses.get(row.task, 0), row.source, row.num_records,
+                    max(0.0, self.db.now - row.created), next_step,
                 ),
             )
             for row in found

@@ -232,6 +232,14 @@ class Entries:
         sql = "SELECT 1 FROM entries WHERE deadline IS NOT NULL AND state = 'waiting' AND scope = ? LIMIT 1"
         return self.db.one(sql, (run,)) is not None
 
+    def is_any_usable(self, run: str) -> bool:
+        """Whether the run's own buffer holds an entry that the run may lease, or has used up."""
+        sql = (
+            f"SELECT 1 FROM entries WHERE buffer = '{MAIN}' AND scope IN (?, '') "
+            "AND state IN ('ready', 'spent') LIMIT 1"
+        )
+        return self.db.one(sql, (run,)) is not None
+
     def count_by_taskset(self, who: Incarnation, buffer: str) -> dict[str, int]:
         """Entries of this run in a buffer, whatever became of them, by the task set in their names."""
         rows = self.db.all("SELECT entry FROM entries WHERE buffer = ? AND scope = ?", (buffer, who.run))

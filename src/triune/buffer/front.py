@@ -148,6 +148,16 @@ class StoredBuffer:
         who = self._me()
         return await self._writer.submit(lambda: self.store.runs.trainer(who))
 
+    async def has_explorer(self) -> bool:
+        """Whether anybody else ever took part in the open run."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.runs.has_explorer(who))
+
+    async def has_stock(self) -> bool:
+        """Whether the buffer `main` holds anything that the open run trains on, or has trained on."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.entries.is_any_usable(who.run))
+
     # ---- admission and the ledger
 
     async def admit(self, task: Task, rule: AdmissionRule, *, cursor: Any = None) -> GroupId | None:
@@ -203,6 +213,11 @@ class StoredBuffer:
         """Task cursor committed with the last admission; None at the start."""
         who = self._me()
         return await self._writer.submit(lambda: self.store.ledger.cursor(who))
+
+    async def failures(self) -> Mapping[tuple[str, str], int]:
+        """(task set, task key) → how many of its groups in a row failed until now; the others are left out."""
+        who = self._me()
+        return await self._writer.submit(lambda: self.store.ledger.failures(who.run))
 
     # ---- entries
 

@@ -17,6 +17,11 @@ from triune.records import GroupId, Task
 NO_MORE = "no more"
 """Answer of `admit` once the run was finished or its limit reached."""
 
+FAILED = (Refund.INVALID, Refund.TOO_SMALL, Refund.QUARANTINED)
+"""Refunds of groups whose rollouts failed."""
+
+_FAILED = ", ".join(f"'{reason}'" for reason in FAILED)
+
 
 def pack(value: Any) -> bytes:
     """JSON-like values as msgpack."""
@@ -130,9 +135,7 @@ class AdmissionLedger:
         for seq, taskset, key, visit, round_no, retries, reason in due:
             is_stale = reason == Refund.STALE
             if is_stale and retries >= max_retries:
-                self.db.execute(
-                    "UPDATE admissions SET is_due = 0, reason = ? WHERE seq = ?", (Refund.QUARANTINED.value, seq)
-                )
+                self.db.execute("UPDATE admissions SET is_due = 0 WHERE seq = ?", (seq,))
                 self.db.count(f"refunds/{who.run}/quarantined")
                 continue
             refused = self._take_slot(who, rule, None)
@@ -219,6 +222,29 @@ class AdmissionLedger:
             "UPDATE admissions SET owner = ?, epoch = ? WHERE seq = ?", [(who.owner, who.epoch, row[0]) for row in rows]
         )
         return [GroupId(who.run, *row[1:]) for row in rows]
+
+    def failures(self, run: str) -> dict[tuple[str, str], int]:
+        """(task set, task key) → how many of its groups in a row failed until now, as the ledger tells.
+
+        Groups that were overtaken, lost or are due again say nothing; one whose rewards never came did not fail.
+        """
+        rows = self.db.all(
+            "SELECT taskset, task_key, visit, reason FROM admissions WHERE run = ?1 AND is_due = 0 "
+            "AND state != 'open' AND (taskset, task_key) IN (SELECT taskset, task_key FROM admissions "
+            f"WHERE run = ?1 AND reason IN ({_FAILED})) ORDER BY taskset, task_key, visit, round",
+            (run,),
+        )
+        found: dict[tuple[str, str], int] = {}
+        for taskset, key, visit, reason in rows:
+            if reason in (Refund.STALE, Refund.LOST):
+                continue
+            failed = reason in FAILED and not self._has_expired(GroupId(run, taskset, key, visit))
+            found[taskset, key] = found.get((taskset, key), 0) + 1 if failed else 0
+        return {task: number for task, number in found.items() if number}
+
+    def _has_expired(self, group: GroupId) -> bool:
+        """Whether a group was put, and then waited for a reward in vain."""
+        return self.db.one("SELECT 1 FROM entries WHERE entry = ? AND state = 'expired'", (str(group),)) is not None
 
     def cursor(self, who: Incarnation) -> Any:
         """The cursor of the newest admission; None at the start."""

@@ -39,7 +39,7 @@ class Runs:
         self.db, self.lease_s = db, lease_s
 
     def open(self, run: str, owner: str, config_hash: str, data_hash: str) -> Incarnation:
-        """Begin the next epoch. An empty hash is not compared.
+        """Begin the next epoch. An empty hash is not compared; that of a configuration is then the next one's to say.
 
         Raises:
             ConfigError: The run was started with another configuration.
@@ -63,7 +63,7 @@ class Runs:
             self.db.execute(
                 "UPDATE runs SET epoch = ?, config_hash = ?, data_hash = ?, ended = NULL, finished = NULL, opener = ?, "
                 "is_settled = 0 WHERE run = ?",
-                (epoch, config_hash or row[1], data_hash or row[2], owner, run),
+                (epoch, config_hash, data_hash or row[2], owner, run),
             )
         who = Incarnation(run, epoch, owner)
         self.renew(who)
@@ -134,6 +134,15 @@ class Runs:
         """Live processes that take part in the run."""
         row = self.db.one("SELECT count(*) FROM owners WHERE run = ? AND expires > ?", (run, self.db.now))
         return row[0] if row else 0
+
+    def has_explorer(self, who: Incarnation) -> bool:
+        """Whether anybody else takes or took part in this incarnation, or explored in an earlier one."""
+        self.check(who)
+        sql = (
+            "SELECT 1 FROM runs WHERE run = :run AND admitted > 0 UNION ALL "
+            "SELECT 1 FROM owners WHERE run = :run AND epoch = :epoch AND owner != :owner LIMIT 1"
+        )
+        return self.db.one(sql, {"run": who.run, "epoch": who.epoch, "owner": who.owner}) is not None
 
     def leave(self, who: Incarnation) -> None:
         """This owner is gone: others may take over what it held."""

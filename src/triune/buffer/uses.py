@@ -88,7 +88,8 @@ class Uses:
         staleness = {oldest: self.versions.staleness(who.run, oldest) for oldest in {c.oldest for c in chosen}}
         for c in chosen:
             use_no = 1 if c.max_uses == 1 else self._next_use(c.seq, who.run)
-            grants.append(Grant(c.seq, c.entry, c.revision, use_no, staleness[c.oldest]))
+            age = staleness[c.oldest] if c.is_of(who.run) else 0
+            grants.append(Grant(c.seq, c.entry, c.revision, use_no, age))
             rows.append((c.seq, c.revision, who.run, use_no, step, who.owner, who.epoch, expires))
         self.db.execute_many(
             "INSERT INTO uses(entry, revision, consumer, use_no, state, step, owner, epoch, expires) "

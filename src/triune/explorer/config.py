@@ -56,7 +56,7 @@ class ExplorerSettings(Settings):
     """Valid rollouts that make a group worth keeping; null = all of `algorithm.group_size`."""
 
     quarantine_after: Annotated[int, Field(ge=1)] = 3
-    """Failed groups of one task in a row after which the task is not tried again in this run."""
+    """Failed groups of one task in a row after which it is not tried again in this run; a resume gives it one more."""
 
     max_dropped: Annotated[int, Field(ge=1)] = 1024
     """Groups in a row that operators may drop (`drop_flat_groups`) before the run ends: nothing would be trained on."""

@@ -123,6 +123,7 @@ class Explorer:
         await self._serve(first)
         self._may_start.set()
         follower = children.create_task(self._follow()) if self._style == "inflight" else None
+        self._scheduler.remember(await self._buffer.failures(), tries_again=not self._deterministic)
         await self._redispatch(children)
         if self._deterministic:
             await self._explore_in_rounds()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -166,6 +166,14 @@ class Scheduler:
     def is_quarantined(self, task: Task) -> bool:
         """Whether the task failed so often in a row that it is not tried again."""
         return self._failed.get((task.taskset, task.key), 0) >= self._settings.quarantine_after
+
+    def remember(self, failures: Mapping[tuple[str, str], int], *, tries_again: bool) -> None:
+        """Take over what an earlier incarnation learnt: (task set, task key) → groups in a row that failed.
+
+        `tries_again`: a task that was set aside gets one more group, as what made it fail may have been mended.
+        """
+        most = self._settings.quarantine_after - tries_again
+        self._failed.update((task, min(number, most)) for task, number in failures.items())
 
     def abort_older_than(self, version: int) -> int:
         """End training groups that began to sample with older weights, as stale; the number of them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from triune.buffer import StoredBuffer, open_buffer
 from triune.config import config_hash
 from triune.errors import FencedError, RunFailed
+from triune.launcher.alone import watch_explorers
 from triune.launcher.beside import check_same_file, join_trainer, watch_trainer, while_watched
 from triune.launcher.explorer_side import (
     ExplorerSide,
@@ -125,14 +126,14 @@ class Session:
             try:
                 if (self.folder / "run.resolved.json").exists():  # it is not where the folder is on another machine
                     check_same_file(self.config, self.folder)
-                first = await while_watched(self._first_version(buffer), buffer, self.monitor)
+                first = await while_watched(self._first_version(buffer), buffer, self.monitor, self.folder)
                 if first is None:
                     return "the trainer had finished"
                 channel = self.config.sync.channel(
                     ledger=buffer, lane=self.lane, folder=self.folder / "weights", epoch=buffer.epoch
                 )
                 self._build_explorer(buffer, first, channel)
-                await self._run_roles(buffer, beside=watch_trainer(buffer, self.monitor))
+                await self._run_roles(buffer, beside=watch_trainer(buffer, self.monitor, self.folder))
                 return "the trainer has finished"
             except (FencedError, RunFailed) as error:
                 if not isinstance(error, FencedError) and not isinstance(error.__cause__, FencedError):
@@ -230,6 +231,8 @@ class Session:
                 roles["evaluation"] = self.explorer.follower
         if self.trainer is not None:
             roles["trainer"] = self.trainer.loop.run()
+            if self.explorer is None:
+                roles["watch for explorers"] = watch_explorers(buffer, self.config.name, self.monitor)
         steering = asyncio.create_task(self._steer(buffer), name="steering")
         try:
             await run_roles(roles)

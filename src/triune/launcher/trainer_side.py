@@ -115,6 +115,7 @@ async def build_trainer_side(
         max_staleness=config.sync.max_staleness,
         seed=config.seed,
         identity=RunIdentity(
+            run=config.name,
             epoch=epoch,
             config_hash=config_hash(config),
             data_hash=tasks.data_hash,

@@ -87,6 +87,14 @@ async def fill(buffer: StoredBuffer, num: int, **options: Any) -> list[str]:
     return entries
 
 
+async def put_group(buffer: StoredBuffer, key: str, **options: Any) -> str:
+    """Admit a task and put its group as it is; its entry. Options are those of `make_group`."""
+    group = await buffer.admit(Task(key=key), ROOMY)
+    assert group is not None, "there is always a slot"
+    made = make_group(group, **options)
+    return await buffer.put(made, made)
+
+
 async def states(buffer: StoredBuffer) -> dict[str, str]:
     """Entry → state."""
     return {info.entry: info.state.value for info in await buffer.browse(limit=1000)}

@@ -14,12 +14,14 @@ class RunIdentity:
     """What a checkpoint must agree with.
 
     Attributes:
+        run: Its name; "" = what other runs made cannot be told apart.
         epoch: Incarnation of the run, from `buffer.open_run`.
         config_hash: Of the resolved configuration.
         data_hash: Of the task sets.
         allow_changes: Resume although the configuration differs.
     """
 
+    run: str = ""
     epoch: int = 0
     config_hash: str = ""
     data_hash: str = ""

@@ -276,11 +276,13 @@ class Trainer:
         rows = batch.rows
         unknown = np.count_nonzero(np.isnan(rows.streams["behaviour_logprobs"]) & rows.action_mask)
         staleness = [lease.staleness for lease in leases]
-        of_critic = {}
+        more = {}
         if self.critic is not None:
-            of_critic["critic_learning_rate"] = self.critic.optimiser.learning_rate(self.step)
+            more["critic_learning_rate"] = self.critic.optimiser.learning_rate(self.step)
+        if num_imported := sum(lease.group.id.run != self.identity.run for lease in leases if self.identity.run):
+            more["num_imported"] = float(num_imported)
         return {
-            **of_critic,
+            **more,
             **getattr(leases, "metrics", {}),
             "learning_rate": self._optimiser.learning_rate(self.step),
             "staleness": sum(staleness) / len(staleness),

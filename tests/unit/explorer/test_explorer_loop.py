@@ -15,7 +15,7 @@ from triune.errors import EngineError, WorkflowError
 from triune.explorer import Explorer, WaveGate
 from triune.explorer.assemble import Finished, build_experiences
 from triune.pipelines import Shaped
-from triune.ports import AdmissionRule, WeightUpdate
+from triune.ports import AdmissionRule, Refund, WeightUpdate
 from triune.records import Task
 
 END = "<|im_end|>"
@@ -265,6 +265,35 @@ def test_case_49_an_endless_stream_of_tasks_that_are_all_set_aside_ends_the_run(
     house.tasks.make = lambda number: Task(key=str(number % 3), data={"question": "q"})
     with pytest.raises(WorkflowError, match="in a row are set aside"):
         asyncio.run(house.run(tmp_path))
+
+
+@pytest.mark.parametrize(("deterministic", "tries"), [(False, 1), (True, 0)])
+def test_a_task_that_was_set_aside_before_a_resume_gets_one_more_group_and_none_where_runs_repeat(
+    tmp_path, deterministic, tries
+):
+    seen = []
+
+    async def poison(task, model):
+        if task.key == "1":
+            seen.append(task.key)
+            raise ValueError("poison")
+        return await quick(task, model)
+
+    house = House(poison, steps=6, deterministic=deterministic, retries=0, quarantine_after=2)
+    house.tasks.make = lambda number: Task(key=str(number % 4), data={"question": "q"})
+
+    async def work():
+        house.buffer = open_buffer(BufferSettings(store="memory"), tmp_path, deterministic=deterministic)
+        await house.buffer.open_run("run", config_hash="", data_hash="")
+        for _ in range(2):
+            group = await house.buffer.admit(Task(key="1"), AdmissionRule(max_staleness=0, fresh=9))
+            await house.buffer.refund(group, Refund.INVALID)
+        await asyncio.wait_for(asyncio.gather(house.make().run(), house.train()), 20)
+        await house.buffer.close()
+
+    asyncio.run(work())
+    assert len(house.trained) == 12
+    assert len(seen) == 2 * tries
 
 
 def test_operators_that_drop_everything_are_named_while_the_trainer_waits(tmp_path, caplog):
