@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from triune.buffer.database import Database
 from triune.buffer.query import Filter
@@ -55,25 +56,45 @@ def read_entry(store: Store, row: EntryRow, revision: int | None = None) -> Grou
 
 
 def walk(
-    store: Store, wanted: Filter, *, reads: bool = False, newest_first: bool = False
+    store: Store, wanted: Filter, *, reads: bool = False, newest_first: bool = False, limit: int | None = None
 ) -> Iterator[tuple[EntryRow, Group | None]]:
-    """Every entry that fits, in the order of arrival or backwards; with its newest records where `reads`.
+    """Every entry that fits, or the first `limit`, in the order of arrival or backwards; records come where `reads`.
 
-    Entries that arrive behind the position on the way are met too.
+    Records are read of those entries only whose row leaves the filter open. Entries that arrive behind the position on
+    the way are met too.
     """
     after: int | None = None
-    while True:
-        page: list[tuple[EntryRow, Group | None]] = []
+    while limit is None or limit > 0:
+        num = PAGE if limit is None or not wanted.is_exact else min(PAGE, limit)
         with store.db.transaction():
-            rows = rows_that_fit(store.db, wanted, after=after, newest_first=newest_first)
-            for row in rows:
-                group = read_entry(store, row) if reads or wanted.reads_records else None
-                if wanted.is_exact or wanted.fits(row, group):
-                    page.append((row, group))
+            rows = rows_that_fit(store.db, wanted, after=after, newest_first=newest_first, num=num)
+            page = list(itertools.islice(_checked(store, wanted, rows, reads), limit))
         yield from page
-        if len(rows) < PAGE:
+        if len(rows) < num:
             return
-        after = rows[-1].seq
+        limit, after = None if limit is None else limit - len(page), rows[-1].seq
+
+
+def _checked(
+    store: Store, wanted: Filter, rows: Sequence[EntryRow], reads: bool
+) -> Iterator[tuple[EntryRow, Group | None]]:
+    for row in rows:
+        answer = True if wanted.is_exact else wanted.decide(row)
+        if answer is False:
+            continue
+        group = read_entry(store, row) if reads or answer is None else None
+        if answer or wanted.fits(row, group):
+            yield row, group
+
+
+def count_that_fit(store: Store, wanted: Filter) -> int:
+    """How many entries fit; counted by the database where it can."""
+    if not wanted.is_exact:
+        return sum(1 for _ in walk(store, wanted))
+    condition, parameters = wanted.where()
+    with store.db.transaction():
+        row = store.db.one(f"SELECT count(*) FROM entries e WHERE {condition}", {**parameters, "now": store.db.now})
+    return row[0] if row else 0
 
 
 def walk_groups(store: Store, wanted: Filter) -> Iterator[tuple[EntryRow, Group]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -69,8 +68,7 @@ class OpenBuffer(AbstractContextManager["OpenBuffer"]):
         Raises:
             ConfigError: The filter cannot be read.
         """
-        found = walk(self.store, parse_filter(where), newest_first=True)
-        return [row for row, _ in itertools.islice(found, limit)]
+        return [row for row, _ in walk(self.store, parse_filter(where), newest_first=True, limit=limit)]
 
     def read(self, entry: str, revision: int | None = None) -> Group:
         """One entry's records, its newest revision by default.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triune.buffer.query_columns import COLUMNS, DATA, FROM_NAME, EntryRow, value_of
-from triune.records import Group
+from triune.records import Group, GroupId
 
 Value = str | float | int | bool
 
@@ -51,16 +51,13 @@ class Filter:
 
     Attributes:
         text: As the user wrote it; "" = everything.
-        reads_records: Whether the entry's records must be read to answer.
         is_exact: Whether `where` alone answers.
     """
 
     def __init__(self, text: str = "", node: Node | None = None) -> None:
         self.text, self._node = text, node
         columns = {test.column for test in _tests(node)}
-        rest = {name for name in columns if name not in COLUMNS or not COLUMNS[name].sql}
-        self.reads_records = bool(rest - set(FROM_NAME))
-        self.is_exact = not rest
+        self.is_exact = all(name in COLUMNS and COLUMNS[name].sql for name in columns)
 
     def where(self) -> tuple[str, Mapping[str, Any]]:
         """A condition over `entries e` with its parameters `:q0`, `:q1`, … (and `:now`).
@@ -70,8 +67,12 @@ class Filter:
         parameters: dict[str, Any] = {}
         return ("1 = 1" if self._node is None else _to_sql(self._node, parameters)), parameters
 
+    def decide(self, row: EntryRow) -> bool | None:
+        """Whether an entry fits, as far as its row alone tells; None = its records must be read (`fits`)."""
+        return True if self._node is None else _decide(self._node, row)
+
     def fits(self, row: EntryRow, group: Group | None = None) -> bool:
-        """Whether an entry fits; `group` is needed when `reads_records`."""
+        """Whether an entry fits; `group` is needed where `decide` answers None."""
         return self._node is None or _fits(self._node, row, group)
 
 
@@ -92,12 +93,11 @@ def _to_sql(node: Node, parameters: dict[str, Any]) -> str:
     if isinstance(node, Both):
         return "(" + (" AND " if node.is_and else " OR ").join(_to_sql(part, parameters) for part in node.parts) + ")"
     column = COLUMNS.get(node.column)
+    if node.column in FROM_NAME and node.op in ("=", "in") and not node.is_negated:
+        return "(" + " OR ".join(_in_name(node.column, str(value), parameters) for value in node.values) + ")"
     if column is None or not column.sql:
         return "1 = 1"
-    names = []
-    for value in node.values:
-        names.append(f":q{len(parameters)}")
-        parameters[names[-1][1:]] = int(value) if column.kind == "flag" else value
+    names = [_keep(int(value) if column.kind == "flag" else value, parameters) for value in node.values]
     sql, no = column.sql, "NOT " if node.is_negated else ""
     if node.op == "null":
         return f"{sql} IS {no}NULL"
@@ -110,7 +110,34 @@ def _to_sql(node: Node, parameters: dict[str, Any]) -> str:
     return f"{sql} {_NEGATED[node.op] if node.is_negated else node.op} {names[0]}"
 
 
+def _keep(value: Value, parameters: dict[str, Any]) -> str:
+    """Add a parameter; how SQL names it."""
+    name = f"q{len(parameters)}"
+    parameters[name] = value
+    return f":{name}"
+
+
+def _in_name(column: str, value: str, parameters: dict[str, Any]) -> str:
+    """A condition that every entry fulfils whose name has `value` in the place of a column, and few others."""
+    part = str(GroupId(value, "", "", 0)).partition("/")[0]
+    if column == "run":  # names are compared byte by byte, so the index of names serves; 0 comes after /
+        return f"(e.entry >= {_keep(f'{part}/', parameters)} AND e.entry < {_keep(f'{part}0', parameters)})"
+    escaped = re.sub("([!%_])", r"!\1", part)
+    return f"e.entry LIKE {_keep(f'%/{escaped}/%', parameters)} ESCAPE '!'"
+
+
 # ----------------------------------------------------------------------------------------------- in Python
+
+
+def _decide(node: Node, row: EntryRow) -> bool | None:
+    """True or False where the row settles it, else None: SQL's logic of three values."""
+    if isinstance(node, Test):
+        column = COLUMNS.get(node.column)
+        is_known = node.column in FROM_NAME or (column is not None and bool(column.field))
+        return _fits(node, row, None) if is_known else None
+    parts = [_decide(part, row) for part in node.parts]
+    settles = not node.is_and  # one part that holds settles an OR, one that does not an AND
+    return settles if settles in parts else None if None in parts else node.is_and
 
 
 def _fits(node: Node, row: EntryRow, group: Group | None) -> bool:

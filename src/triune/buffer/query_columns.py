@@ -154,7 +154,7 @@ def value_of(name: str, row: EntryRow, group: Group | None) -> Any:
         return getattr(row, column.field)
     if name in FROM_NAME:
         return getattr(row.group, name)
-    assert group is not None, "callers read the entry when `Filter.reads_records`"
+    assert group is not None, "callers read the entry where `Filter.decide` says None"
     if name.startswith(DATA):
         return _dig(group.task.data, name.removeprefix(DATA))
     if name == "num_tokens":

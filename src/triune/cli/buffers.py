@@ -9,7 +9,7 @@ import typer
 
 from triune.buffer import open as open_buffer_at
 from triune.buffer import to_plain
-from triune.buffer.entry_walk import walk
+from triune.buffer.entry_walk import count_that_fit
 from triune.buffer.query_columns import EntryRow
 from triune.buffer.query_parser import parse_filter
 from triune.cli.screen import table
@@ -41,7 +41,7 @@ def query_entries(run: str, where: str, limit: int, count: bool, as_json: bool) 
     wanted = parse_filter(where)
     with open_buffer_at(run) as buffer:
         if count:
-            number = sum(1 for _ in walk(buffer.store, wanted))
+            number = count_that_fit(buffer.store, wanted)
             typer.echo(json.dumps({"num_entries": number}) if as_json else f"{number} entries")
             return
         found = buffer.query(where, limit=limit)

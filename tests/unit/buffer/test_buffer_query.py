@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 import triune.buffer
-from triune.buffer import OpenBuffer
-from triune.buffer.entry_walk import PAGE, walk
+from triune.buffer import OpenBuffer, Store, StoredBuffer
+from triune.buffer.entry_walk import PAGE, count_that_fit, read_entry, walk
 from triune.buffer.query import Filter, conjunction, equals
-from triune.buffer.query_columns import COLUMNS
+from triune.buffer.query_columns import COLUMNS, EntryRow
 from triune.buffer.query_parser import parse_filter
 from triune.errors import ConfigError
-from triune.testing.filled_stores import make_store
+from triune.records import Group, GroupId
+from triune.testing.filled_stores import in_buffer, make_store
+from triune.testing.groups import make_group
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +161,63 @@ def test_what_is_no_filter_is_refused_with_a_place_and_a_suggestion(text: str, s
         parse_filter(text)
     assert caught.value.do, "what to do"
     assert caught.value.expected, "what was expected"
+
+
+# --------------------------------------------------------------------------------------------- what is read
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Task keys of the entries whose records were read."""
+    found: list[str] = []
+
+    def note(store: Store, row: EntryRow, revision: int | None = None) -> Group:
+        found.append(row.group.task_key)
+        return read_entry(store, row, revision)
+
+    monkeypatch.setattr("triune.buffer.entry_walk.read_entry", note)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "reads"),
+    [
+        ("state = ready AND data.user_id = ann", ["t2"], ["t2", "a"]),
+        ("data.user_id = ann AND task_key = t2", ["t2"], ["t2"]),
+        ("run = r AND taskset = answers AND tags = gold", ["a"], ["a"]),
+        ("run = other AND data.user_id = ann", [], []),
+        ("reward >= 0 OR data.user_id = ann", ["t0", "t1", "t2", "t3", "a"], []),
+        ("state IN (dropped, spent) AND NOT (data.user_id = ann OR reward > 0.5)", [], ["t0"]),
+        ("task_key IN (t0, t1) OR data.user_id = cy", ["t0", "t1", "t3"], ["t2", "t3", "a"]),
+    ],
+)
+def test_records_are_read_of_those_entries_only_whose_columns_leave_the_filter_open(
+    buffer: OpenBuffer, read: list[str], text: str, fits: list[str], reads: list[str]
+):
+    assert keys(buffer, text) == fits
+    assert read == reads
+
+
+def test_a_search_stops_at_its_limit(buffer: OpenBuffer, read: list[str]):
+    assert [row.group.task_key for row in buffer.query("data.answer = 42", limit=2)] == ["a", "t3"]
+    assert read == ["a", "t3"]
+    assert buffer.query("data.answer = 42", limit=0) == []
+
+
+@pytest.mark.parametrize("key", ["a_b", "aXb", "a%b", "a/b", "ü!"])
+def test_a_name_with_signs_is_found_and_no_other(tmp_path: Path, key: str):
+    names = ["a_b", "aXb", "a%b", "a/b", "ü!"]
+
+    async def work(buffer: StoredBuffer) -> None:
+        await buffer.open_run("r", config_hash="", data_hash="")
+        await buffer.stock([make_group(GroupId("r", "t", name, 0)) for name in names], buffer="odd")
+
+    in_buffer(tmp_path, work)
+    with triune.buffer.open(tmp_path / "buffer.sqlite") as found:
+        assert keys(found, f"task_key = '{key}' AND run = r") == [key]
+        assert keys(found, f"task_key != '{key}'") == [name for name in names if name != key]
+
+
+@pytest.mark.parametrize("text", ["", "state = ready", "data.user_id = ann"])
+def test_what_fits_is_counted_as_it_is_found(buffer: OpenBuffer, text: str):
+    assert count_that_fit(buffer.store, parse_filter(text)) == len(keys(buffer, text))
