@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from triune.buffer.content import REDACTED, entry_hash, num_without_behaviour
+from triune.buffer.contents import Contents
 from triune.buffer.entries import Parcel, make_parcel
-from triune.buffer.entry_walk import read_entry, walk
 from triune.buffer.incoming import (
     Format,
     Row,
@@ -25,7 +25,7 @@ from triune.buffer.incoming import (
     refuse_unknown,
 )
 from triune.buffer.manifest import check_files, manifest_path, read_manifest
-from triune.buffer.query import Filter, equals
+from triune.buffer.query import Filter
 from triune.buffer.query_columns import EntryRow, experiences_of
 from triune.buffer.store import Store
 from triune.buffer.table_rows import from_rows
@@ -40,8 +40,8 @@ Reader = Callable[[Format, GroupId, Task], Sequence[Record]]
 IMPORTED = "import"
 """In the ids of what was made of rows of text, in the place of a run's name."""
 
-BATCH = 64
-"""Entries stored in one transaction."""
+BATCH = 256
+"""Entries that are looked up, and stored, in one transaction."""
 
 _USABLE = {EntryState.READY: EntryState.READY, EntryState.SPENT: EntryState.READY, EntryState.RAW: EntryState.RAW}
 
@@ -54,7 +54,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
         num_new: Stored.
         num_duplicate: An entry with the same tokens is in the buffer already.
         num_filtered: The filter left them out.
-        num_refused: Cannot be used; `reasons` says why and how often.
+        num_refused: Cannot be used; `reasons` says why and how often, `first` where that was met first (`FILE:ROW`).
         num_sequences: Sequences of the new ones.
         num_without_behaviour: Those of them whose sampled tokens have no behaviour log-prob: they are in no ratio, so
             only imitation and preference terms learn from them.
@@ -69,14 +69,17 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     num_sequences: int
     num_without_behaviour: int
     reasons: Mapping[str, int]
+    first: Mapping[str, str]
     rejects: str
 
 
 class _Candidate(NamedTuple):
-    number: int
+    row: Row
     data: Any
     group: Group
     state: EntryState
+    parcel: Parcel
+    content: str
 
 
 def import_file(
@@ -125,6 +128,7 @@ def import_file(
         num_sequences=work.num_sequences,
         num_without_behaviour=work.num_unknown,
         reasons=dict(work.reasons.most_common()),
+        first=work.first,
         rejects=str(rejects) if work.rejects is not None else "",
     )
 
@@ -139,40 +143,40 @@ class _Import:
         self.wanted, self.tags = wanted, tags
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
         self.num_sequences = self.num_unknown = 0
         self.rejects: LineWriter | None = None
         manifest = read_manifest(manifest_path(path))
         if manifest is not None:
             check_files(path, manifest)
         self.gone = set() if manifest is None else manifest.redacted
-        self.known = _known_hashes(store, into)
+        self.contents = Contents(store, into)
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Store everything; yields what is refused."""
-        batch: list[tuple[Parcel, _Candidate]] = []
+        self.contents.catch_up()
+        batch: list[_Candidate] = []
         for number, rows in enumerate(entries_of_table(read_rows(self.path))):
             if number == 0 and not rows[0].refusal and (self.format or detect_format(rows[0].data)) is None:
                 raise refuse_unknown(self.path, rows[0].data)
             data = rows[0].data if len(rows) == 1 else [row.data for row in rows]
             try:
-                found = self._candidate(rows)
-                if found is not None:
-                    batch.append((_parcel_of(found.group), found))
-                    self.known.add(entry_hash(found.group))
+                batch += self._candidate(rows, data)
             except (TaskError, RecordError) as error:
-                yield self._refuse(rows[0].number, _reason(error), data)
-            if len(batch) == BATCH:
+                yield self._refuse(rows[0], _reason(error), data)
+            if len(batch) >= BATCH:
                 yield from self._store(batch)
                 batch.clear()
         yield from self._store(batch)
 
-    def _refuse(self, number: int, reason: str, data: Any) -> dict[str, Any]:
+    def _refuse(self, row: Row, reason: str, data: Any) -> dict[str, Any]:
         self.counts["refused"] += 1
         self.reasons[reason] += 1
-        return {"row": number, "reason": reason, "data": data}
+        self.first.setdefault(reason, f"{row.file}:{row.number}")
+        return {"file": row.file, "row": row.number, "reason": reason, "data": data}
 
-    def _candidate(self, rows: Sequence[Row]) -> _Candidate | None:
-        """What the rows of one entry are; None when it is filtered out or there already."""
+    def _candidate(self, rows: Sequence[Row], data: Any) -> list[_Candidate]:
+        """What the rows of one entry are; none when it is filtered out."""
         first = rows[0]
         format = self.format if self.format is not None else detect_format(first.data)
         if first.refusal or format is None:
@@ -183,13 +187,11 @@ class _Import:
             group, state = self._read_text(first.data, format), EntryState.READY
         if str(first.data.get("entry")) in self.gone:
             raise TaskError("row", "deleted since it was exported", "an entry that may be used")
-        if not self.wanted.fits(_row_of(group, self.into, state, first.data), group):
+        if self.wanted.text and not self.wanted.fits(_row_of(group, self.into, state, first.data), group):
             self.counts["filtered"] += 1
-            return None
-        if entry_hash(group) in self.known:
-            self.counts["duplicate"] += 1
-            return None
-        return _Candidate(first.number, first.data, _tagged(group, self.tags), state)
+            return []
+        group = _tagged(group, self.tags)
+        return [_Candidate(first, data, group, state, _parcel_of(group), entry_hash(group))]
 
     def _read_text(self, data: Mapping[str, Any], format: Format) -> Group:
         row = normalise(data, format)
@@ -199,32 +201,44 @@ class _Import:
         records = [_without_credit(record) for record in self.reader(format, id_, task)]
         return Group(id=id_, task=task, records=tuple(records))
 
-    def _store(self, batch: Sequence[tuple[Parcel, _Candidate]]) -> Iterator[dict[str, Any]]:
-        refused: list[tuple[_Candidate, str]] = []
-        with self.store.db.transaction():
-            outcomes = [self._insert(parcel, found) for parcel, found in batch]
-        for (_, found), outcome in zip(batch, outcomes, strict=True):
-            if outcome:
-                refused.append((found, outcome))
+    def _store(self, batch: Sequence[_Candidate]) -> Iterator[dict[str, Any]]:
+        outcomes = self.store.db.attempt(lambda: self._insert_all(batch)) if batch else []
+        for found, outcome in zip(batch, outcomes, strict=True):
+            if outcome not in ("new", "duplicate"):
+                yield self._refuse(found.row, outcome, found.data)
                 continue
-            self.counts["new"] += 1
-            self.num_sequences += sum(len(experiences_of(record)) or 1 for record in found.group.records)
-            self.num_unknown += num_without_behaviour(found.group)
-        for found, reason in refused:
-            yield self._refuse(found.number, reason, found.data)
+            self.counts[outcome] += 1
+            if outcome == "new":
+                self.num_sequences += sum(len(experiences_of(record)) or 1 for record in found.group.records)
+                self.num_unknown += num_without_behaviour(found.group)
 
-    def _insert(self, parcel: Parcel, found: _Candidate) -> str:
-        """Store one; why not, "" when it was stored. An id that names something else here gets another run's name."""
-        put = self.store.entries.insert_free
-        if put(parcel, buffer=self.into, scope="", state=found.state):
-            return ""
+    def _insert_all(self, batch: Sequence[_Candidate]) -> list[str]:
+        """Store those that are not there yet; of each `new`, `duplicate`, or why not. Call it inside a transaction."""
+        while self.contents.hash_page():  # what a run put meanwhile
+            pass
+        known = self.contents.known([found.content for found in batch])
+        outcomes = []
+        for found in batch:
+            outcomes.append("duplicate" if found.content in known else self._insert(found))
+            known.add(found.content)
+        return outcomes
+
+    def _insert(self, found: _Candidate) -> str:
+        """Store one: `new`, or why not. An id that names something else here gets another run's name."""
+        if self._put(found.parcel, found):
+            return "new"
         row = self.store.db.one("SELECT reason FROM entries WHERE entry = ?", (str(found.group.id),))
         if row is not None and row[0] == REDACTED:
             return "deleted from this buffer before; expected an entry that may be used"
-        group = _renamed(found.group, self.into)
-        if put(_parcel_of(group), buffer=self.into, scope="", state=found.state):
-            return ""
+        if self._put(_parcel_of(_renamed(found.group, self.into)), found):
+            return "new"
         return "its id and content are in this store already; expected a new one"
+
+    def _put(self, parcel: Parcel, found: _Candidate) -> bool:
+        if not self.store.entries.insert_free(parcel, buffer=self.into, scope="", state=found.state):
+            return False
+        self.contents.add(str(parcel.id), found.content)
+        return True
 
 
 def _parcel_of(group: Group) -> Parcel:
@@ -237,16 +251,6 @@ def _parcel_of(group: Group) -> Parcel:
 
 def _reason(error: TriuneError) -> str:
     return error.found + (f"; expected {error.expected}" if error.expected else "")
-
-
-def _known_hashes(store: Store, buffer: str) -> set[str]:
-    """Of every entry in a buffer, as it was put."""
-    known: set[str] = set()
-    for row, _ in walk(store, equals("buffer", buffer)):
-        with store.db.transaction():
-            group = read_entry(store, row, 0)
-        known.add(entry_hash(group))
-    return known
 
 
 def _stored(rows: Sequence[Row]) -> tuple[Group, EntryState]:

@@ -29,8 +29,9 @@ _TABLES = (".parquet", ".arrow", ".feather")
 
 
 class Row(NamedTuple):
-    """One row of a file: its number from 1, and its fields, or why it cannot be read."""
+    """One row of a file: its number from 1 (its line, where the file has lines), its fields, or why there are none."""
 
+    file: str
     number: int
     data: Mapping[str, Any]
     refusal: str = ""
@@ -49,14 +50,14 @@ def read_rows(path: Path) -> Iterator[Row]:
             raise StoreError(str(path), "no .parquet or .arrow file in it", "a dataset's folder", "name a file")
     else:
         files = [path]
-    number = 0
     for file in files:
-        for data in _read_file(file):
-            number += 1
-            yield Row(number, {}, data) if isinstance(data, str) else Row(number, data)
+        for number, data in enumerate(_read_file(file), start=1):
+            if data is not None:
+                yield Row(str(file), number, {}, data) if isinstance(data, str) else Row(str(file), number, data)
 
 
-def _read_file(file: Path) -> Iterator[Mapping[str, Any] | str]:
+def _read_file(file: Path) -> Iterator[Mapping[str, Any] | str | None]:
+    """Rows, texts that say why one cannot be read, and None for an empty line."""
     reader = _read_table if file.suffix in _TABLES else _READERS.get(file.suffix)
     if reader is None:
         expected = "a name that ends in .jsonl, .json, .parquet or .arrow, or a dataset's folder"
@@ -67,17 +68,16 @@ def _read_file(file: Path) -> Iterator[Mapping[str, Any] | str]:
         raise StoreError(str(file), f"cannot be read ({error})", "a file with rows", "name another file") from error
 
 
-def _read_lines(file: Path) -> Iterator[Mapping[str, Any] | str]:
+def _read_lines(file: Path) -> Iterator[Mapping[str, Any] | str | None]:
     with file.open("rb") as lines:
         for line in lines:
-            if line.strip():
-                try:
-                    yield msgspec.json.decode(line, type=dict[str, Any])
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    yield f"no JSON object ({error})"
+            try:
+                yield msgspec.json.decode(line, type=dict[str, Any]) if line.strip() else None
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                yield f"no JSON object ({error})"
 
 
-def _read_json(file: Path) -> Iterator[Mapping[str, Any] | str]:
+def _read_json(file: Path) -> Iterator[Mapping[str, Any] | str | None]:
     """A list of objects, one object, or one a line after all."""
     try:
         content = msgspec.json.decode(file.read_bytes())
@@ -124,9 +124,13 @@ def detect_format(data: Mapping[str, Any]) -> Format | None:
     return "sharegpt" if data.get("conversations") is not None else None
 
 
+def _entry_of(row: Row) -> Any:
+    return row.data.get("entry") if "tokens" in row.data else (row.file, row.number)
+
+
 def entries_of_table(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Rows of one entry together: a JSONL line is one alone, table rows of an entry follow each other."""
-    for _, part in groupby(rows, key=lambda row: row.data.get("entry") if "tokens" in row.data else row.number):
+    for _, part in groupby(rows, key=_entry_of):
         yield list(part)
 
 

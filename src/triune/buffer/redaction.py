@@ -99,6 +99,7 @@ def _delete_one(store: Store, row: EntryRow) -> bool:
         else:
             store.entries.discard(row.scope, row.seq, EntryState.EVICTED, REDACTED, Refund.DROPPED)
         db.execute("UPDATE revisions SET blob = ?, is_whole = 1 WHERE entry = ?", (stub, row.seq))
+        db.execute("DELETE FROM contents WHERE entry = ?", (row.seq,))
         db.execute("UPDATE amendments SET patch = ? WHERE entry = ?", (msgspec.msgpack.encode({}), row.seq))
     return True
 

@@ -171,7 +171,14 @@ CREATE TABLE exports (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2)
+VERSION_3 = """
+-- What entries hold, by hash, so that an import finds duplicates without reading the buffer. Filled by imports.
+CREATE TABLE contents (entry INTEGER NOT NULL UNIQUE, buffer TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE INDEX contents_hash ON contents (buffer, hash);
+CREATE INDEX contents_entry ON contents (buffer, entry);
+"""
+
+MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2, VERSION_3)
 """`MIGRATIONS[n]` leads from version n to n + 1, in SQLite's dialect; other backends translate the types.
 
 A published one never changes: a change of the tables is one more.

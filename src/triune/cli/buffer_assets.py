@@ -71,7 +71,7 @@ def import_into(
             f"duplicate, {found.num_filtered} filtered out, {found.num_refused} refused"
         )
         for reason, number in found.reasons.items():
-            typer.echo(f"  {number} x {reason}")
+            typer.echo(f"  {number} x {reason}, first in {found.first[reason]}")
         if found.num_without_behaviour:
             typer.echo(
                 f"{found.num_without_behaviour} of {found.num_sequences} new sequences have no behaviour log-probs: "

@@ -29,6 +29,8 @@ def imported(buffer: OpenBuffer, path: Path, **options: Any) -> Imported:
 def read_text(format: str, group: GroupId, task: Task) -> Sequence[Record]:
     """A reader without a tokenizer: as many tokens as there are characters in the answer."""
     if format == "pairs":
+        if not set(PAIR) <= task.data.keys():
+            raise TaskError(str(group), f"only {', '.join(task.data)}", "chosen and rejected")
         halves = [make_experience(RolloutId(group, n), answer=len(task.data[name])) for n, name in enumerate(PAIR)]
         return [Pair(chosen=halves[0], rejected=halves[1])]
     messages = task.data["messages"]
@@ -257,11 +259,13 @@ def test_bad_rows_are_refused_with_their_number_reason_and_content_and_the_good_
     ]
     path = write(tmp_path / "mixed.jsonl", rows)
     with path.open("a") as file:
-        file.write("{broken\n")
+        file.write("\n{broken\n")
     found = imported(target, path)
     assert (found.num_new, found.num_refused) == (1, 6)
     rejects = [json.loads(line) for line in (tmp_path / "mixed.jsonl.rejects.jsonl").read_text().splitlines()]
-    assert [reject["row"] for reject in rejects] == [2, 3, 4, 5, 6, 7]
+    assert [reject["row"] for reject in rejects] == [2, 3, 4, 5, 6, 8], "lines of the file; the seventh is empty"
+    assert {reject["file"] for reject in rejects} == {str(path)}
+    assert sorted(found.first.values()) == [f"{path}:{row}" for row in (2, 3, 4, 5, 6, 8)]
     reasons = " | ".join(reject["reason"] for reject in rejects)
     for part in ("do not end with", "a list of messages", "`role` and", "'alien'", "fields title", "no JSON object"):
         assert part in reasons
@@ -294,22 +298,62 @@ def test_an_entry_with_a_field_of_the_wrong_kind_is_refused_or_stored_but_never_
     assert target.verify().findings == ()
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "arrow"])
-def test_rows_come_from_lists_and_tables_too(target: OpenBuffer, tmp_path: Path, kind: str):
+TEXTS: dict[str, Any] = {
+    "chat": lambda a: {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": a}]},
+    "sharegpt": lambda a: {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": a}]},
+    "pairs": lambda a: {"prompt": "a", "chosen": a, "rejected": f"no {a}"},
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "arrow"])
+@pytest.mark.parametrize("format", TEXTS)
+def test_texts_come_from_lines_lists_and_tables_and_bad_rows_are_named_by_file_and_row(
+    target: OpenBuffer, tmp_path: Path, kind: str, format: str
+):
+    rows = [TEXTS[format]("b" * n) for n in (1, 2, 3)]
+    rows[1] = {name: [{"x": "1"}] if isinstance(value, list) else [{"role": "?"}] for name, value in rows[0].items()}
+    if kind in ("parquet", "arrow") and format == "pairs":
+        rows[1] = {"prompt": "a", "chosen": "b", "rejected": None}  # a column has one type
+    path = save_rows(tmp_path / f"rows.{kind}", rows)
+    found = imported(target, path, format=format)
+    assert (found.num_new, found.num_refused) == (2, 1)
+    assert list(found.first.values()) == [f"{path}:2"]
+    assert list(found.reasons) == list(found.first)
+    past = [to_plain(group) for group in target.groups()]
+    target.export(tmp_path / "again.parquet")
+    with triune.buffer.open(tmp_path / "third.sqlite", makes=True) as third:
+        assert imported(third, tmp_path / "again.parquet").num_new == 2
+        assert [to_plain(group) for group in third.groups()] == past
+
+
+def save_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows in the format that the name says."""
     import pyarrow as arrow
     from pyarrow import ipc, parquet
 
-    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * n}]} for n in (1, 2)]
-    path = tmp_path / f"rows.{kind}"
-    table = arrow.Table.from_pylist(rows)
-    if kind == "json":
+    table = arrow.Table.from_pylist(rows) if path.suffix in (".parquet", ".arrow") else None
+    if path.suffix == ".jsonl":
+        write(path, rows)
+    elif table is None:
         path.write_text(json.dumps(rows, indent=1))
-    elif kind == "parquet":
+    elif path.suffix == ".parquet":
         parquet.write_table(table, path)
     else:
         with ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table)
-    assert imported(target, path).num_new == 2
+    return path
+
+
+def test_an_arrow_file_of_exported_rows_brings_them_back(source: OpenBuffer, target: OpenBuffer, tmp_path: Path):
+    from pyarrow import ipc, parquet
+
+    source.export(tmp_path / "out.parquet", "state IN (ready, spent)")
+    table = parquet.read_table(tmp_path / "out.parquet")
+    with ipc.new_file(str(tmp_path / "out.arrow"), table.schema) as file:
+        file.write_table(table)
+    assert imported(target, tmp_path / "out.arrow").num_new == 6
+    for row in source.entries("state IN (ready, spent)"):
+        assert to_plain(target.read(row.entry)) == to_plain(source.read(row.entry))
 
 
 def test_files_that_are_missing_unknown_or_broken_are_named(target: OpenBuffer, tmp_path: Path):
