@@ -34,7 +34,8 @@ class Capacity:
     urgent, what a person amended, what waits for its reward, groups still being made, and what is open to every run.
     An evicted entry keeps its row, with the reason `oldest`, `lowest` or `stalest`; its bytes are freed and its slot
     is given back, so another group is made. Counting costs time in proportion to `limit`, so a process counts after
-    every `limit / 64` puts of its own: the bound may be passed by that much for each process that puts.
+    every `limit // 64` puts of its own: each process that puts may pass the bound by one less than that, and below 128
+    by nothing. Leases that are given back come on top until the next count.
     """
 
     def __init__(

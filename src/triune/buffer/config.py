@@ -26,7 +26,8 @@ class BufferSettings(Settings):
     """Which entries are trained on first, wherever the sampling does not ask for another order itself: a priority, or
     `module:function`, evaluated anew at every lease. null = the sampling alone decides."""
     capacity: Annotated[int, Field(ge=1)] | None = None
-    """How many entries may wait for their first use in one buffer; beyond it some are evicted. null = any number."""
+    """How many entries may wait for their first use in one buffer; beyond it some are evicted. Each process that puts
+    may pass it by less than a 64th, and leases that are given back come on top. null = any number."""
     evict: Literal["oldest", "lowest", "stalest"] = "oldest"
     """Which are evicted: admitted first, of the lowest priority, or sampled by the oldest version; ties by age."""
     shares: dict[Source, Annotated[float, Field(gt=0)]] | None = None

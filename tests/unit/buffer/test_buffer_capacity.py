@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from triune.buffer.stores.memory import Memory
 from triune.errors import StoreError
 from triune.ports import AdmissionRule
 from triune.records import GroupId, Source, Task
 from triune.registry import build
-from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states
+from triune.testing.buffers import BufferWorld, fill, publish, put_group, run, states
 from triune.testing.groups import make_group
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BufferWorld]:
-    """Processes over one store."""
-    found = BufferWorld(Memory(), tmp_path)
-    yield found
-    found.end()
-
-
-async def put(buffer: Any, key: str, **options: Any) -> str:
-    """Admit and put one group of a task; its entry."""
-    group = await buffer.admit(Task(key=key), ROOMY)
-    made = make_group(group, **options)
-    return await buffer.put(made, made)
 
 
 async def by_state(buffer: Any) -> dict[str, str]:
@@ -46,10 +28,10 @@ def test_beyond_the_capacity_the_policy_says_who_goes(world: BufferWorld, evict:
         buffer = await world.start(capacity=2, evict=evict)
         for step in range(3):
             await publish(buffer, step)
-        await put(buffer, "a", version=2, priority=1.0)
-        await put(buffer, "b", version=1, priority=0.0)
-        await put(buffer, "c", version=0, priority=0.0)
-        await put(buffer, "d", version=0, priority=2.0)
+        await put_group(buffer, "a", version=2, priority=1.0)
+        await put_group(buffer, "b", version=1, priority=0.0)
+        await put_group(buffer, "c", version=0, priority=0.0)
+        await put_group(buffer, "d", version=0, priority=2.0)
         assert (await by_state(buffer))["ready"] == kept
         assert {info.reason for info in await buffer.browse(state="evicted")} == {evict}
         numbers = await buffer.check_conservation()
@@ -63,7 +45,7 @@ def test_the_lowest_is_what_the_run_s_priority_puts_last(world: BufferWorld):
         priority = build("priority", "reward_weighted", "")
         buffer = await world.start(capacity=2, evict="lowest", priority=priority)
         for key, reward in (("a", 0.5), ("b", 0.9), ("c", 0.1), ("d", 0.7)):
-            await put(buffer, key, rewards=(reward,))
+            await put_group(buffer, key, rewards=(reward,))
         assert (await by_state(buffer))["ready"] == "bd"
 
     run(work())
@@ -89,14 +71,14 @@ def test_an_evicted_entry_gives_its_slot_and_its_bytes_back_and_says_so_when_it_
 def test_what_is_leased_used_urgent_amended_by_a_person_or_without_its_reward_is_never_evicted(world: BufferWorld):
     async def work():
         buffer = await world.start(capacity=1)
-        leased = await put(buffer, "leased")
+        leased = await put_group(buffer, "leased")
         await buffer.lease(1)
-        used = await put(buffer, "used")
+        used = await put_group(buffer, "used")
         [lease] = await buffer.lease(1, max_uses=2, step=0)
         await buffer.ack([(used, lease.use_no)], checkpoint="c", step=1)
         human = make_group(GroupId("r", "people", "urgent", 0), source=Source.HUMAN)
         await buffer.put(human, human)
-        await put(buffer, "waits", rewards=(None, 1.0))
+        await put_group(buffer, "waits", rewards=(None, 1.0))
         [liked] = await fill(buffer, 1)
         await buffer.amend(liked, {"members": {"0": {"reward": 3.0}}}, by="ann", key="1")
         await fill(buffer, 6)
@@ -136,14 +118,23 @@ def test_each_buffer_of_each_run_has_its_own_bound_and_what_is_open_to_every_run
     run(work())
 
 
-def test_a_large_capacity_is_passed_by_no_more_than_a_64th(world: BufferWorld):
+@pytest.mark.parametrize(("capacity", "bound"), [(100, 100), (256, 256 + 3 * 3)])
+def test_each_process_passes_a_large_capacity_by_less_than_a_64th_and_a_small_one_by_nothing(
+    world: BufferWorld, capacity: int, bound: int
+):
     async def work():
-        buffer = await world.start(capacity=128)
+        first = await world.start(capacity=capacity)
+        await publish(first, 0)
+        others = [world.open(capacity=capacity) for _ in range(2)]
+        for buffer in others:
+            await buffer.join_run("r", timeout_s=5)
         most = 0
-        for _ in range(20):
-            await fill(buffer, 10)
-            most = max(most, int((await buffer.stats())["entries/ready"]))
-        assert 128 <= most <= 130
-        await buffer.check_conservation()
+        for number in range(capacity + 40):
+            buffer = (first, *others)[number % 3]
+            await put_group(buffer, f"t{number}")
+            if number >= capacity:
+                most = max(most, int((await first.stats())["entries/ready"]))
+        assert min(capacity + 1, bound) <= most <= bound
+        await first.check_conservation()
 
     run(work())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from triune.buffer.stores.memory import Memory
 from triune.errors import ConfigError, PluginError
 from triune.records import Task
 from triune.registry import build, names
-from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states
+from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, put_group, run, states
 from triune.testing.bulk import insert_entries
 from triune.testing.groups import make_group
 
@@ -23,21 +22,6 @@ PLAIN = Candidate(
     entry="r/train/a/0", priority=2.0, reward=0.5, advantage=0.25, staleness=3, uses=1, task_uses=1, source="policy",
     num_records=2, waited_s=10.0, step=1,
 )  # fmt: skip
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BufferWorld]:
-    """Processes over one store."""
-    found = BufferWorld(Memory(), tmp_path)
-    yield found
-    found.end()
-
-
-async def put(buffer: Any, key: str, **options: Any) -> str:
-    """Admit and put one group of a task; its entry."""
-    group = await buffer.admit(Task(key=key), ROOMY)
-    made = make_group(group, **options)
-    return await buffer.put(made, made)
 
 
 def keys(leases: Any) -> str:
@@ -93,10 +77,10 @@ def test_linear_decay_lets_an_old_entry_go_first_as_long_as_its_priority_is_wort
         buffer = await world.start(priority=build("priority", "linear_decay", ""))
         for step in range(4):
             await publish(buffer, step)
-        await put(buffer, "a", version=0)
-        await put(buffer, "b", version=3)
-        await put(buffer, "c", version=1, priority=2.5)
-        await put(buffer, "d", version=2)
+        await put_group(buffer, "a", version=0)
+        await put_group(buffer, "b", version=3)
+        await put_group(buffer, "c", version=1, priority=2.5)
+        await put_group(buffer, "d", version=2)
         assert keys(await buffer.lease(4)) == "cbda"
 
     run(work())
@@ -106,7 +90,7 @@ def test_a_priority_is_asked_at_the_lease_and_not_at_the_put(world: BufferWorld)
     async def work():
         buffer = await world.start(priority=lambda candidate: wanted == candidate.entry.split("/")[2])
         for key in "abc":
-            await put(buffer, key)
+            await put_group(buffer, key)
         wanted = "c"
         assert keys(await buffer.lease(1)) == "c"
         wanted = "b"
@@ -119,7 +103,7 @@ def test_novelty_counts_how_often_a_task_was_leased_and_forgets_what_was_given_b
     async def work():
         buffer = await world.start(priority=build("priority", "novelty", ""))
         for key in ("a", "a", "b"):
-            await put(buffer, key)
+            await put_group(buffer, key)
         first = await buffer.lease(1)
         assert keys(first) == "a"
         second = await buffer.lease(1)
@@ -137,7 +121,7 @@ def test_advantages_are_kept_with_an_entry_and_follow_its_amendments(world: Buff
         buffer = await world.start(priority=lambda candidate: seen.append(candidate) or 0.0)
         seen: list[Candidate] = []
         [entry] = await fill(buffer, 1, rewards=(1.0, 0.0))
-        await put(buffer, "none", rewards=(1.0, 0.0))
+        await put_group(buffer, "none", rewards=(1.0, 0.0))
         await buffer.lease(2)
         assert {one.entry: one.advantage for one in seen} == {entry: 0.5, "r/train/none/0": None}
         await buffer.give_back()
@@ -154,7 +138,7 @@ def test_a_priority_sees_uses_staleness_and_time(world: BufferWorld):
         buffer = await world.start(priority=lambda candidate: seen.append(candidate) or 0.0)
         seen: list[Candidate] = []
         await publish(buffer, 0)
-        await put(buffer, "a", version=0, priority=0.5)
+        await put_group(buffer, "a", version=0, priority=0.5)
         await publish(buffer, 1)
         [lease] = await buffer.lease(1, step=0, max_uses=2)
         await buffer.ack([(lease.entry, 1)], checkpoint="c", step=1)
@@ -251,7 +235,7 @@ def test_a_priority_that_fails_is_named_with_the_entry_and_nothing_is_leased(
 ):
     async def work():
         buffer = await world.start(priority=priority)
-        entry = await put(buffer, "a")
+        entry = await put_group(buffer, "a")
         with pytest.raises(PluginError, match=f"buffer.priority: .*'r/train/a/0'.*{found}.*nothing was leased"):
             await buffer.lease(1)
         assert await states(buffer) == {entry: "ready"}
@@ -275,7 +259,7 @@ def test_a_deterministic_run_keeps_the_order_of_admission(world: BufferWorld):
     async def work():
         buffer = await world.start(priority=lambda candidate: candidate.reward, deterministic=True)
         for key, reward in (("a", 0.0), ("b", 1.0)):
-            await put(buffer, key, rewards=(reward,))
+            await put_group(buffer, key, rewards=(reward,))
         assert keys(await buffer.lease(2, wait=False)) == "ab"
 
     run(work())
