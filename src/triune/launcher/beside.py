@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from triune.buffer import StoredBuffer
+from triune.buffer.stores.postgres import MARK
 from triune.config import RunConfig, check_same_run
 from triune.errors import CheckpointError, ConfigError, FencedError, StoreError
 from triune.monitor import RunMonitor
@@ -79,25 +80,25 @@ def check_same_file(config: RunConfig, folder: Path) -> None:
         raise ConfigError(f"explore beside {folder}", found, expected, do) from None
 
 
-async def watch_trainer(buffer: StoredBuffer, monitor: RunMonitor) -> None:
-    """Look after the trainer until it has finished.
+async def watch_trainer(buffer: StoredBuffer, monitor: RunMonitor, folder: Path) -> None:
+    """Look after the trainer until it has finished; `folder` is the run's.
 
     Raises:
         FencedError: The run was resumed or begun again: join it anew.
         StoreError: The trainer's heart stopped, and nobody resumed it.
     """
-    opened = _file_of(buffer)
+    moved = _moves(buffer, folder)
     while not (state := await buffer.trainer()).is_finished:
         if not state.is_alive:
-            await _wait_for_another(buffer, monitor, opened)
-        elif not state.is_same or _file_of(buffer) != opened:
+            await _wait_for_another(buffer, monitor, moved)
+        elif not state.is_same or moved():
             raise _another()
         await asyncio.sleep(LOOK_S)
 
 
-async def while_watched(work: Coroutine[Any, Any, T], buffer: StoredBuffer, monitor: RunMonitor) -> T:
+async def while_watched(work: Coroutine[Any, Any, T], buffer: StoredBuffer, monitor: RunMonitor, folder: Path) -> T:
     """Await something that the trainer brings about; raises what `watch_trainer` raises meanwhile."""
-    job, watch = asyncio.ensure_future(work), asyncio.ensure_future(watch_trainer(buffer, monitor))
+    job, watch = asyncio.ensure_future(work), asyncio.ensure_future(watch_trainer(buffer, monitor, folder))
     try:
         await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
@@ -108,13 +109,13 @@ async def while_watched(work: Coroutine[Any, Any, T], buffer: StoredBuffer, moni
             task.cancel()
 
 
-async def _wait_for_another(buffer: StoredBuffer, monitor: RunMonitor, opened: int | None) -> None:
+async def _wait_for_another(buffer: StoredBuffer, monitor: RunMonitor, moved: Callable[[], bool]) -> None:
     """Return when the trainer turns out to be alive; what it was is not lost, so somebody may well resume it."""
     deadline = time.monotonic() + GONE_S
     with monitor.waiting("explorer", "the trainer, whose heart has stopped, to be resumed"):
         while time.monotonic() < deadline:
             state = await buffer.trainer()
-            if not state.is_same or _file_of(buffer) != opened:
+            if not state.is_same or moved():
                 raise _another()
             if state.is_alive or state.is_finished:
                 return
@@ -131,9 +132,26 @@ def _another() -> FencedError:
     return FencedError("the trainer", "another incarnation of the run has begun", "the one that was joined", "join it")
 
 
+def _moves(buffer: StoredBuffer, folder: Path) -> Callable[[], bool]:
+    """Whether the run keeps its store elsewhere since now: `--restart` takes the old one with the old folder."""
+    schema, opened = getattr(buffer.store.db, "schema", ""), _file_of(buffer)
+    if not schema:
+        return lambda: _file_of(buffer) != opened
+    is_named = getattr(buffer.settings.store, "schema", None) is not None  # then no folder has a say
+    return lambda: not is_named and _schema_in(folder) not in ("", schema)
+
+
 def _file_of(buffer: StoredBuffer) -> int | None:
     """Which file stands at the store's path; None while there is none."""
     try:
         return Path(buffer.store.db.where).stat().st_ino
     except OSError:
         return None
+
+
+def _schema_in(folder: Path) -> str:
+    """The schema that a run's folder names; "" while it names none."""
+    try:
+        return (folder / MARK).read_text().strip()
+    except OSError:
+        return ""

@@ -14,6 +14,7 @@ from triune.launcher.folder import RunFolder, Start
 from triune.launcher.request import Request
 from triune.launcher.roles import interruptible
 from triune.launcher.session import Session
+from triune.launcher.shared_store import check_name_is_free
 from triune.monitor import RunInfo, RunMonitor
 
 
@@ -48,6 +49,8 @@ def _open_folder(request: Request) -> RunFolder:
         return RunFolder.join(config.runs_dir, config.name, role="explorer")
     if request.start is Start.RESUME and not request.allow_changes and config.run_dir.is_dir():
         check_same_run(config, config.run_dir)
+    if request.start is not Start.RESUME:
+        check_name_is_free(config)
     return RunFolder.open(config.runs_dir, config.name, request.start, roles=request.roles)
 
 
