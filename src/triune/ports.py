@@ -490,6 +490,13 @@ class Buffer(Protocol):
         """Heartbeat: this epoch's leases live on."""
         ...
 
+    async def secure(self) -> None:
+        """What was committed until now outlives a power cut once this returns.
+
+        Called before a checkpoint is written: a checkpoint must not refer to leases that the disk may still forget.
+        """
+        ...
+
     async def ack(self, uses: Sequence[tuple[str, int]], *, checkpoint: str, step: int) -> None:
         """The checkpoint on disk contains these (entry, use_no); idempotent."""
         ...

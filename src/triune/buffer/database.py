@@ -136,6 +136,14 @@ class Database(ABC):
         """A number that changes when another connection commits; only asked where `listen` said False."""
         return 0
 
+    def secure(self) -> None:
+        """Have what was committed outlive a power cut, where a commit alone does not; for any thread.
+
+        Raises:
+            StoreError: The disk failed.
+        """
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Close the connection; what was committed stays. Closing twice changes nothing."""

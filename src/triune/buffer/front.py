@@ -346,6 +346,10 @@ class StoredBuffer:
         who = self._me()
         await self._writer.submit(lambda: self.store.runs.renew(self.store.runs.check(who)))
 
+    async def secure(self) -> None:
+        """What was committed until now outlives a power cut once this returns; see the port."""
+        await asyncio.to_thread(self.store.db.secure)
+
     async def ack(self, uses: Sequence[tuple[str, int]], *, checkpoint: str, step: int) -> None:
         """The checkpoint on disk contains these (entry, use_no); idempotent."""
         who = self._me()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -17,9 +18,16 @@ SYNCHRONOUS = ("off", "normal", "full")
 class SQLiteDatabase(Database):
     """One connection; `where` is the file, `:memory:` for none."""
 
-    def __init__(self, connection: sqlite3.Connection, where: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        where: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        synchronous: str = "normal",
+    ) -> None:
         super().__init__(where, is_shared=where != ":memory:")
-        self.connection, self.clock = connection, clock
+        self.connection, self.clock, self._synchronous = connection, clock, synchronous
         self.now = clock()
         self.execute = connection.execute
         self.execute_many = connection.executemany
@@ -43,6 +51,19 @@ class SQLiteDatabase(Database):
         """A number that changes when another connection commits."""
         row = self.one("PRAGMA data_version")
         return row[0] if row else 0
+
+    def secure(self) -> None:
+        """Flush the write-ahead log, which `synchronous: normal` leaves to the system; with `off` nobody wants it."""
+        if not self.is_shared or self._synchronous != "normal":
+            return
+        try:
+            _flush(f"{self.where}-wal")
+        except FileNotFoundError:
+            return  # everything is in the database file, and was flushed on its way there
+        except OSError as error:
+            raise StoreError(
+                self.where, f"its log cannot be flushed ({error})", "a disk that writes", "check it, then resume"
+            ) from error
 
     def close(self) -> None:
         """Close the connection; what was committed stays."""
@@ -75,13 +96,23 @@ def open_database(
             _use_wal(connection, busy_timeout_s)
         connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS.index(synchronous)}")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        db = SQLiteDatabase(connection, where, clock)
+        db = SQLiteDatabase(connection, where, clock, synchronous=synchronous)
         with db.transaction():
             tables = {name for (name,) in db.all("SELECT name FROM sqlite_master WHERE type = 'table'")}
             bring_up(db.execute, tables, where)
     except sqlite3.Error as error:
         raise store_error(error, where) from error
     return db
+
+
+def _flush(path: str) -> None:
+    """To the disk, with the folder's entry. The log carries none of SQLite's locks, so it may be opened and closed."""
+    for each, flags in ((path, os.O_RDWR), (str(Path(path).parent), os.O_RDONLY)):
+        handle = os.open(each, flags)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:

@@ -41,6 +41,9 @@ class Given:
     async def resume_at(self, **place: Any) -> None:
         """Nothing was consumed elsewhere."""
 
+    async def secure(self) -> None:
+        """There is no disk."""
+
     async def ack(self, uses: Sequence[tuple[str, int]], **place: Any) -> None:
         """Nobody asks later."""
 

@@ -320,6 +320,7 @@ class Trainer:
             state, weights, optimiser, critic = await self.lane.run(self._capture)
             is_between = self._newest is not None and self._newest.step != self.step
             published = await self.channel.fetch(self._newest) if self._newest and is_between else {}
+            await self.buffer.secure()
             # Only disk is touched there, and nobody updates the weights while the trainer waits here.
             path = await asyncio.to_thread(self.checkpoints.save, state, weights, optimiser, published, critic)
             await self.buffer.ack(state.consumed, checkpoint=path.name, step=self.step)

@@ -55,6 +55,37 @@ def test_a_database_of_another_program_or_a_newer_schema_is_refused(tmp_path: Pa
         open_database(tmp_path / "ours.sqlite")
 
 
+@pytest.mark.parametrize(("synchronous", "flushes"), [("normal", True), ("full", False), ("off", False)])
+def test_securing_flushes_the_log_where_a_commit_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: str, flushes: bool
+):
+    flushed: list[Path] = []
+    database = open_database(tmp_path / "buffer.sqlite", synchronous=synchronous)
+    with database.transaction():
+        database.execute("INSERT INTO counters(name, value) VALUES ('written', 1)")
+    monkeypatch.setattr(
+        "triune.buffer.sqlite.os.fsync", lambda fd: flushed.append(Path(f"/proc/self/fd/{fd}").resolve())
+    )
+    database.secure()
+    database.close()
+    assert flushed == ([tmp_path / "buffer.sqlite-wal", tmp_path] if flushes else [])
+
+
+def test_a_log_that_cannot_be_flushed_is_told_before_a_checkpoint_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    database = open_database(tmp_path / "buffer.sqlite")
+    with database.transaction():
+        database.execute("INSERT INTO counters(name, value) VALUES ('written', 1)")
+    monkeypatch.setattr("triune.buffer.sqlite.os.fsync", fails)
+    with pytest.raises(StoreError, match=r"its log cannot be flushed .*Input/output error"):
+        database.secure()
+    database.close()
+
+
 def test_a_damaged_database_says_so_and_how_to_salvage_it(tmp_path: Path):
     async def fill() -> None:
         buffer = open_buffer(BufferSettings(), tmp_path)

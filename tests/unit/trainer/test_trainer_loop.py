@@ -214,6 +214,28 @@ def test_a_checkpoint_between_two_publishes_offers_the_version_that_was_publishe
     asyncio.run(go())
 
 
+def test_leases_are_secured_on_the_disk_before_a_checkpoint_refers_to_them(tmp_path: Path):
+    async def scenario() -> None:
+        buffer = await filled_buffer(tmp_path, groups_of(4))
+        trainer = build(buffer, tmp_path, steps=2, save_every=1)
+        order: list[str] = []
+        secure, save = buffer.secure, trainer.checkpoints.save
+
+        async def noted() -> None:
+            order.append("secured")
+            await secure()
+
+        def saved(*parts: Any) -> Path:
+            order.append("saved")
+            return save(*parts)
+
+        buffer.secure, trainer.checkpoints.save = noted, saved
+        await trainer.run()
+        assert order == ["secured", "saved"] * 2
+
+    asyncio.run(scenario())
+
+
 def test_a_run_that_died_before_its_first_checkpoint_starts_anew_and_trains_everything(tmp_path: Path):
     async def go() -> None:
         stored = groups_of(6, version=-1)  # nothing that a lost version sampled

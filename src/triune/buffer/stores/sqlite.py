@@ -20,7 +20,7 @@ class SQLite:
     path: str | None = None
     """The file; null = `buffer.sqlite` in the run's folder."""
     synchronous: Literal["normal", "full", "off"] = "normal"
-    """`normal` survives kill -9, `full` also a power cut in the last second; `off` neither."""
+    """`normal` survives kill -9, and a power cut up to the last checkpoint; `full` also after it; `off` neither."""
     busy_timeout_s: float = 30.0
     """How long to wait for another process's transaction."""
 
