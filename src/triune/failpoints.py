@@ -5,8 +5,8 @@ time; `buffer.put.inside:3:raise` raises there instead. Several are separated by
 failpoint costs one comparison.
 
 Names in use: `buffer.put.inside`, `buffer.admit.inside`, `buffer.ack.inside`, `buffer.amend.leased`,
-`buffer.commit_version.inside`, `trainer.publish.after`, `trainer.checkpoint.before_rename`,
-`trainer.checkpoint.after_rename`, `explorer.swap.mid`,
+`buffer.commit_version.inside`, `buffer.segments.before_commit`, `buffer.gc.after_commit`, `trainer.publish.after`,
+`trainer.checkpoint.before_rename`, `trainer.checkpoint.after_rename`, `explorer.swap.mid`,
 `launcher.stages.between`.
 """
 

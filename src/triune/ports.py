@@ -482,7 +482,8 @@ class Buffer(Protocol):
         waits for them.
 
         Returns:
-            The leases. Their metrics count `num_stale_dropped`, where there were any.
+            The leases. Their metrics count `num_stale_dropped`, and `num_damaged_dropped` (entries whose bytes cannot
+            be read), where there were any.
         """
         ...
 

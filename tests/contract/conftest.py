@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from triune.testing import postgres
-from triune.testing.buffers import BACKENDS, BufferWorld
+from triune.testing.buffers import BACKENDS, SEGMENTS, BufferWorld
 
 NAMED = [pytest.param(name, marks=[pytest.mark.postgres] if name == "postgres" else []) for name in BACKENDS]
 
@@ -18,6 +18,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BufferWorl
     """Processes over one store."""
     if request.param == "postgres" and postgres.server_url() is None:
         pytest.skip(postgres.MISSING)
-    found = BufferWorld(BACKENDS[request.param], tmp_path)
+    found = BufferWorld(BACKENDS[request.param], tmp_path, SEGMENTS.get(request.param))
     yield found
     found.end()

@@ -107,7 +107,7 @@ def _do(db: Database, statements: Sequence[str]) -> None:
 
 def test_a_full_disk_loses_nothing_and_says_what_to_do(world: BufferWorld):
     async def work():
-        buffer = await world.start()
+        buffer = await world.start(segments=None)  # the disk of the database; that of segments has a test of its own
         await fill(buffer, 1)
         fill_disk, free_space = DISKS["postgres" if isinstance(world.store, OnTestServer) else "sqlite"]
         db = buffer.store.db

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from triune.buffer.amendments import Reshape
 from triune.buffer.candidates import Candidate, Priority
-from triune.buffer.config import BufferSettings
+from triune.buffer.config import BufferSettings, SegmentSettings
 from triune.buffer.conservation import check_conservation
 from triune.buffer.database import Database
 from triune.buffer.front import StoredBuffer
@@ -43,7 +43,7 @@ def open_buffer(
 
     Raises:
         StoreError: The database cannot be opened.
-        ConfigError: The priority names an order that there is not.
+        ConfigError: The priority names an order that there is not, or the segments of the buffer are elsewhere.
     """
     weights = None if deterministic or settings.shares is None else {s.value: w for s, w in settings.shares.items()}
     store = Store(
@@ -55,7 +55,11 @@ def open_buffer(
         shares=weights,
         capacity=settings.capacity,
         evict=settings.evict,
+        segments=settings.segments,
     )
+    if settings.segments is not None:
+        with store.db.transaction():
+            store.blobs.attach()
     return StoredBuffer(store, settings, deterministic=deterministic, urgent_ratio=urgent_ratio, filled=filled)
 
 
@@ -66,6 +70,7 @@ __all__ = [
     "OpenBuffer",
     "Priority",
     "Reshape",
+    "SegmentSettings",
     "Store",
     "StoredBuffer",
     "check_conservation",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from triune.buffer.damage import Damaged
 from triune.buffer.database import Database
 from triune.buffer.entries import MAIN, Entries, make_parcel, operators_of
 from triune.buffer.patch import apply_patch, check_patch, patched_members
@@ -14,6 +16,8 @@ from triune.buffer.runs import Incarnation, Runs
 from triune.failpoints import failpoint
 from triune.ports import EntryState, Refund
 from triune.records import Experience, Group, GroupId, Source
+
+log = logging.getLogger("triune.buffer")
 
 Reshape = Callable[[Group], Group | None]
 """Raw group with its amendments → shaped group, or None to drop it: the run's pipeline."""
@@ -84,13 +88,17 @@ class Amendments:
         for key, blob in rows:
             patch = msgspec.msgpack.decode(blob)
             (state,) = self.db.one("SELECT state FROM entries WHERE seq = ?", (seq,)) or (EntryState.EXPIRED,)
-            if state == EntryState.SPENT:
-                outcome, made = self._reissue(seq, who, patch)
-                self._set(key, outcome, made)
-            elif EntryState(state) in _USABLE:
-                self._set(key, APPLIED)
-                self._apply(who.run, seq, EntryState(state), patch)
-            else:
+            try:
+                if state == EntryState.SPENT:
+                    outcome, made = self._reissue(seq, who, patch)
+                    self._set(key, outcome, made)
+                elif EntryState(state) in _USABLE:
+                    self._set(key, APPLIED)
+                    self._apply(who.run, seq, EntryState(state), patch)
+                else:
+                    self._set(key, EXPIRED)
+            except Damaged as damage:  # what a step used is acknowledged all the same
+                log.warning("an amendment expires: %s", damage)
                 self._set(key, EXPIRED)
 
     def close(self, run: str, seq: int) -> bool:

@@ -38,6 +38,8 @@ class Database(ABC):
         now: Seconds since 1970 at the start of the current transaction.
         touched: Topics whose waiters must look again after commit.
         verified: (run, epoch) pairs that passed the fence in the current transaction.
+        unwritten: (entry's position, revision) → bytes that must be elsewhere than in a row before it commits.
+        before_commit: Called at the end of every transaction, inside it.
     """
 
     execute: Callable[..., Any]
@@ -49,6 +51,8 @@ class Database(ABC):
         self.now = 0.0
         self.touched: set[str] = set()
         self.verified: set[tuple[str, int]] = set()
+        self.unwritten: dict[tuple[int, int], bytes] = {}
+        self.before_commit: Callable[[], None] = lambda: None
         self._counts: dict[str, int] = {}
         self._turn = threading.Lock()
 
@@ -81,6 +85,7 @@ class Database(ABC):
             try:
                 self._begin()
                 yield
+                self.before_commit()
                 self._flush_counters()
                 self._commit()
             except BaseException as error:
@@ -126,6 +131,7 @@ class Database(ABC):
     def _forget(self) -> None:
         self.touched.clear()
         self.verified.clear()
+        self.unwritten.clear()
         self._counts.clear()
 
     def listen(self, hear: Callable[[set[str]], None]) -> bool:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from triune.buffer.damage import DAMAGED, Damaged, damaged
 from triune.buffer.database import Database
 from triune.buffer.ledger import AdmissionLedger
 from triune.buffer.overlay import UNSUMMED, apply_overlay, compare, encode_overlay
 from triune.buffer.runs import Incarnation, Runs
-from triune.buffer.segments import Blobs
+from triune.buffer.segments import Blobs, live_bytes
 from triune.buffer.summary import Summary, check_streams, mean_advantage, summarise
-from triune.errors import StoreError
+from triune.errors import RecordError, StoreError, WireError
 from triune.failpoints import failpoint
 from triune.ports import EntryInfo, EntryState, Refund
 from triune.records import Group, GroupId, decode_group, encode_group
+
+log = logging.getLogger("triune.buffer")
 
 MAIN = "main"
 """The run's own buffer: its entries are for the run that put them. Other buffers are open to every run."""
@@ -92,8 +96,14 @@ def operators_of(group: Group) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _decode(raw: bytes, blob: bytes, is_whole: bool) -> Group:
-    return decode_group(blob) if is_whole else apply_overlay(decode_group(raw), blob)
+def _decode(raw: bytes | WireError, blob: bytes | WireError, is_whole: bool) -> Group:
+    if isinstance(blob, WireError):
+        raise blob
+    if is_whole:
+        return decode_group(blob)
+    if isinstance(raw, WireError):
+        raise raw
+    return apply_overlay(decode_group(raw), blob)
 
 
 class Entries:
@@ -328,9 +338,27 @@ class Entries:
             (self.db.now,),
         )
         for seq, scope, state in late:
-            if state == EntryState.WAITING and self.on_deadline(scope, seq):
+            try:
+                if state == EntryState.WAITING and self.on_deadline(scope, seq):
+                    continue
+            except Damaged as damage:
+                log.warning("it waits in vain and is dropped: %s", damage)
+                self.discard(scope, seq, EntryState.DROPPED, DAMAGED, Refund.DROPPED)
                 continue
             self.discard(scope, seq, EntryState.EXPIRED, "deadline", Refund.INVALID)
+
+    def drop_damaged(self, who: Incarnation, damage: Damaged) -> int:
+        """Drop entries that turned out to be unreadable, so that nobody leases them; how many of them still waited."""
+        self.runs.check(who)
+        usable = "SELECT entry FROM entries WHERE seq = ? AND state IN ('waiting', 'raw', 'shaping', 'ready')"
+        number = 0
+        for seq, found in damage.entries.items():
+            row = self.db.one(usable, (seq,))
+            if row is not None:
+                self.discard(who.run, seq, EntryState.DROPPED, DAMAGED, Refund.DROPPED)
+                log.warning("entry %s is dropped, as it cannot be read: %s", row[0], found)
+                number += 1
+        return number
 
     # ---- reading
 
@@ -352,6 +380,7 @@ class Entries:
 
         Raises:
             StoreError: There is no such revision.
+            Damaged: Its bytes are not those that were stored.
         """
         rows = self.db.all(
             "SELECT revision, is_whole, blob FROM revisions WHERE entry = ? AND "
@@ -362,13 +391,17 @@ class Entries:
             raise self._has_no(seq, revision)
         needed = rows[-1:] if rows[-1][1] else rows
         blobs = self.blobs.load([(seq, row[0], row[2]) for row in needed])
-        return _decode(blobs[0], blobs[-1], rows[-1][1])
+        try:
+            return _decode(blobs[0], blobs[-1], rows[-1][1])
+        except RecordError as error:
+            raise damaged(self._names([seq]), {seq: error.found}) from error
 
     def read_all(self, wanted: Mapping[int, int]) -> dict[int, Group]:
         """Entry's position → one revision of it, for many in one query.
 
         Raises:
             StoreError: There is no such revision.
+            Damaged: The bytes of some are not those that were stored; names them all.
         """
         if len(wanted) < 2:
             return {seq: self.read(seq, revision) for seq, revision in wanted.items()}
@@ -385,10 +418,23 @@ class Entries:
             for seq, revision, _, held in rows
             if revision == wanted[seq] or (revision == 0 and not is_whole[seq])
         ]
-        blobs: dict[int, list[bytes]] = {}
+        blobs: dict[int, list[bytes | WireError]] = {}
         for (seq, _, _), blob in zip(needed, self.blobs.load(needed), strict=True):
             blobs.setdefault(seq, []).append(blob)
-        return {seq: _decode(found[0], found[-1], is_whole[seq]) for seq, found in blobs.items()}
+        groups: dict[int, Group] = {}
+        wrong: dict[int, str] = {}
+        for seq, found in blobs.items():
+            try:
+                groups[seq] = _decode(found[0], found[-1], is_whole[seq])
+            except RecordError as error:
+                wrong[seq] = error.found
+        if wrong:
+            raise damaged(self._names(wrong), wrong)
+        return groups
+
+    def _names(self, seqs: Iterable[int]) -> dict[int, str]:
+        rows = [self.db.one("SELECT seq, entry FROM entries WHERE seq = ?", (seq,)) for seq in seqs]
+        return {row[0]: row[1] for row in rows if row is not None}
 
     def _has_no(self, seq: int, revision: int | None) -> StoreError:
         row = self.db.one("SELECT entry, state, reason FROM entries WHERE seq = ?", (seq,)) or (seq, "", "")
@@ -425,6 +471,7 @@ class Entries:
         oldest = self.db.one("SELECT min(created) FROM entries WHERE state = 'ready'")
         found["oldest_ready_s"] = max(0.0, self.db.now - oldest[0]) if oldest and oldest[0] is not None else 0.0
         counters = self.db.counters()
+        found |= live_bytes(self.db)
         found["puts"], found["late"] = counters.get("puts", 0), counters.get("late", 0)
         prefix = f"refunds/{run}/"
         found |= {f"refunds/{name[len(prefix) :]}": n for name, n in counters.items() if name.startswith(prefix)}

@@ -9,7 +9,6 @@ from triune.buffer.database import Database
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import SELECTED, EntryRow, make_row
 from triune.buffer.store import Store
-from triune.errors import RecordError, StoreError
 from triune.ports import EntryState
 from triune.records import Group, Task
 
@@ -39,20 +38,12 @@ def read_entry(store: Store, row: EntryRow, revision: int | None = None) -> Grou
     Call it inside a transaction.
 
     Raises:
-        StoreError: Its bytes are damaged; names the entry.
+        Damaged: Its bytes are not those that were stored; names the entry.
     """
     if row.state == EntryState.EVICTED:
         id_ = row.group
         return Group(id=id_, task=Task(key=id_.task_key, taskset=id_.taskset), records=())
-    try:
-        return store.entries.read(row.seq, revision)
-    except RecordError as error:
-        raise StoreError(
-            f"entry {row.entry!r}",
-            f"it cannot be read ({error.found})",
-            "the bytes that were stored",
-            "look for all damage with `triune buffer verify`, then take it out with `triune buffer gc`",
-        ) from error
+    return store.entries.read(row.seq, revision)
 
 
 def walk(

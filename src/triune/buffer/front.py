@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from triune.buffer.amendments import amendments_of
 from triune.buffer.choosing import Order
 from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
+from triune.buffer.damage import Damaged
 from triune.buffer.entries import MAIN, make_parcel, operators_of
 from triune.buffer.ledger import NO_MORE
 from triune.buffer.runs import Incarnation, TrainerState
@@ -321,11 +323,19 @@ class StoredBuffer:
             num_stale += num_dropped
             return None if grants is None else Leases(self._leases_of(grants))
 
-        leases = await self._until("entries", attempt)
+        num_damaged = 0
+        while True:
+            try:
+                leases = await self._until("entries", attempt)
+                break
+            except Damaged as damage:  # nothing was leased; without these it may be
+                num_damaged += await self._writer.submit(partial(self.store.entries.drop_damaged, who, damage))
         for lease in leases:
             self._fresh.pop(lease.entry, None)
         if num_stale:
             leases.metrics["num_stale_dropped"] = float(num_stale)
+        if num_damaged:
+            leases.metrics["num_damaged_dropped"] = float(num_damaged)
         return leases
 
     def _leases_of(self, grants: Sequence[Grant]) -> list[Lease]:

@@ -277,7 +277,10 @@ def _versions(store: Store, run: str, records: Sequence[Record]) -> tuple[Versio
 
 def _revisions(store: Store, seq: int) -> tuple[RevisionFact, ...]:
     rows = store.db.all(
-        "SELECT revision, operators, length(blob) FROM revisions WHERE entry = ? ORDER BY revision", (seq,)
+        "SELECT r.revision, r.operators, length(r.blob) + coalesce(s.size, 0) FROM revisions r "
+        "LEFT JOIN segment_blobs s ON s.entry = r.entry AND s.revision = r.revision "
+        "WHERE r.entry = ? ORDER BY r.revision",
+        (seq,),
     )
     return tuple(
         RevisionFact(revision=number, operators=tuple(json.loads(names)), num_bytes=size)

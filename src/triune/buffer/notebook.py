@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from triune import registry
+from triune.buffer.config import SegmentSettings
 from triune.buffer.entry_walk import read_entry, walk, walk_groups
 from triune.buffer.export import Exported, export_entries
 from triune.buffer.lineage import Lineage, UseFact, used_by, why
@@ -148,8 +149,8 @@ def open(where: str | Path, *, makes: bool = False) -> OpenBuffer:
     path = file if is_new else find_path(text)
     if is_new or path.is_file():
         return OpenBuffer(Store(_build({"use": "sqlite", "path": str(path)}, path.parent)))
-    run, spec = _spec_of_run(path)
-    return OpenBuffer(Store(_build(spec, path)), run=run)
+    run, spec, segments = _spec_of_run(path)
+    return OpenBuffer(Store(_build(spec, path), segments=segments), run=run)
 
 
 def verify_at(where: str | Path) -> Verified:
@@ -195,12 +196,12 @@ def find_path(where: str) -> Path:
 
 def sqlite_file(folder: Path) -> Path | None:
     """The file in which a run keeps its store; None where it keeps it elsewhere."""
-    _, spec = _spec_of_run(folder)
+    _, spec, _ = _spec_of_run(folder)
     return Path(spec.get("path") or folder / "buffer.sqlite") if spec["use"] == "sqlite" else None
 
 
-def _spec_of_run(folder: Path) -> tuple[str, dict[str, Any]]:
-    """A run's name, and what its file says of its store.
+def _spec_of_run(folder: Path) -> tuple[str, dict[str, Any], SegmentSettings | None]:
+    """A run's name, and what its file says of its store and of where large records go.
 
     Raises:
         ConfigError: Its store was only in memory, or is not there yet.
@@ -209,6 +210,8 @@ def _spec_of_run(folder: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))["config"]
         run, spec = config["name"], dict(config["buffer"]["store"])
+        plain = config["buffer"].get("segments")
+        segments = None if plain is None else SegmentSettings.model_validate(plain)
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"no configuration of a run ({type(error).__name__}: {error})"
         raise ConfigError(str(file), found, "what `triune run` wrote", "name the store's file instead") from error
@@ -221,7 +224,7 @@ def _spec_of_run(folder: Path) -> tuple[str, dict[str, Any]]:
     if spec["use"] == "sqlite" and not Path(spec.get("path") or folder / "buffer.sqlite").is_file():
         found, expected = "no buffer.sqlite yet", "a run that has explored"
         raise ConfigError(str(folder), found, expected, "start it with `triune run`")
-    return run, spec
+    return run, spec, segments
 
 
 def _spec_of_url(url: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from triune.buffer.entry_walk import walk
 from triune.buffer.manifest import note_redaction
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import EntryRow
+from triune.buffer.segments_gc import Reclaimed, reclaim
 from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
 from triune.errors import StoreError
@@ -39,6 +40,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
         manifests: Manifest of an export → how many of its entries are gone.
         lost_manifests: Of exports that are no longer where they were written, or cannot be changed.
         examples: Names of the first few.
+        segments: What that did to the segments that held their bytes.
     """
 
     num_entries: int
@@ -48,6 +50,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     manifests: Mapping[str, int] = {}
     lost_manifests: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    segments: Reclaimed = Reclaimed()
 
 
 def delete(store: Store, wanted: Filter, *, by: str, is_dry: bool) -> Deleted:
@@ -77,9 +80,10 @@ def delete(store: Store, wanted: Filter, *, by: str, is_dry: bool) -> Deleted:
     touched, lost = ({}, ()) if is_dry else _tell_exports(store, gone, by)
     if gone and not is_dry:
         _empty_log(store.db)
+    segments = Reclaimed() if is_dry else reclaim(store)  # also what an earlier deletion left, when it was stopped
     return Deleted(
         num_entries=len(gone), states=dict(states), sources=dict(sources), num_leased=num_leased,
-        manifests=touched, lost_manifests=lost, examples=tuple(gone[:5]),
+        manifests=touched, lost_manifests=lost, examples=tuple(gone[:5]), segments=segments,
     )  # fmt: skip
 
 
@@ -98,6 +102,7 @@ def _delete_one(store: Store, row: EntryRow) -> bool:
             db.execute("UPDATE entries SET reason = ?, deadline = NULL WHERE seq = ?", (REDACTED, row.seq))
         else:
             store.entries.discard(row.scope, row.seq, EntryState.EVICTED, REDACTED, Refund.DROPPED)
+        store.blobs.forget(row.seq)
         db.execute("UPDATE revisions SET blob = ?, is_whole = 1 WHERE entry = ?", (stub, row.seq))
         db.execute("DELETE FROM contents WHERE entry = ?", (row.seq,))
         db.execute("UPDATE amendments SET patch = ? WHERE entry = ?", (msgspec.msgpack.encode({}), row.seq))

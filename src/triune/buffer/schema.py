@@ -178,7 +178,27 @@ CREATE INDEX contents_hash ON contents (buffer, hash);
 CREATE INDEX contents_entry ON contents (buffer, entry);
 """
 
-MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2, VERSION_3)
+VERSION_4 = """
+-- Where segments of large blobs are: one row once there are any. `url` may be relative to a SQLite file's folder.
+CREATE TABLE segment_store (buffer TEXT NOT NULL, url TEXT NOT NULL);
+
+-- Their files. `wiped`: how many of its unreferenced bytes were overwritten.
+CREATE TABLE segments (name TEXT PRIMARY KEY, wiped INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+
+-- Revisions whose blob is empty because it is there.
+CREATE TABLE segment_blobs (
+    entry    INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    segment  TEXT NOT NULL,
+    start    INTEGER NOT NULL,
+    size     INTEGER NOT NULL,
+    crc      INTEGER NOT NULL,
+    PRIMARY KEY (entry, revision)
+) WITHOUT ROWID;
+CREATE INDEX segment_blobs_of ON segment_blobs (segment, start);
+"""
+
+MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
 """`MIGRATIONS[n]` leads from version n to n + 1, in SQLite's dialect; other backends translate the types.
 
 A published one never changes: a change of the tables is one more.

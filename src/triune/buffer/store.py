@@ -10,6 +10,7 @@ from triune.buffer.amendments import Amendments, Reshape
 from triune.buffer.candidates import Priority
 from triune.buffer.capacity import Capacity, Policy
 from triune.buffer.choosing import Choosing
+from triune.buffer.config import SegmentSettings
 from triune.buffer.control import Control
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
@@ -37,11 +38,12 @@ class Store:
         shares: Mapping[str, float] | None = None,
         capacity: int | None = None,
         evict: Policy = "oldest",
+        segments: SegmentSettings | None = None,
     ) -> None:
         self.db = db
         self.runs = Runs(db, lease_s)
         self.ledger = AdmissionLedger(db, self.runs)
-        self.blobs = Blobs(db)
+        self.blobs = Blobs(db, segments)
         self.entries = Entries(db, self.runs, self.ledger, self.blobs)
         self.versions = Versions(db, self.runs)
         self.choosing = Choosing(db, self.versions, priority=priority, shares=shares)

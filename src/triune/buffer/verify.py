@@ -12,6 +12,7 @@ import msgspec
 from triune.buffer.conservation import check_conservation
 from triune.buffer.content import REDACTED
 from triune.buffer.query_columns import group_of
+from triune.buffer.segments_gc import SegmentFact, survey
 from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
 from triune.buffer.summary import summarise
@@ -25,6 +26,7 @@ PAGE = 128
 """Entries checked in one transaction."""
 
 _RECOVER = "keep a copy of the file, then salvage it with `sqlite3 FILE .recover`"
+_BRING = "restore it from a copy; runs skip the entries in it, and `triune buffer gc` can take them out"
 _TAKE_OUT = "take it out with `triune buffer gc RUN --where \"entry = '…'\"`, or restore the store from a copy"
 
 
@@ -32,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is not as it should be.
 
     Attributes:
-        check: `file`, `blobs`, `rows`, `references` or `conservation`.
+        check: `file`, `segments`, `blobs`, `rows`, `references` or `conservation`.
         entry: Id of the entry; "" = it is about no single one.
         found: What is wrong.
         do: The next thing to do.
@@ -45,13 +47,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read, and everything that was wrong with it."""
+    """What was read, and everything that was wrong with it.
+
+    Attributes:
+        segments: Where large blobs are kept; "" = in their rows.
+        num_segments: Files there.
+        num_unreferenced_bytes: Bytes in them that nobody refers to, which is nothing wrong.
+    """
 
     where: str
     num_entries: int
     num_blobs: int
     num_bytes: int
     findings: tuple[Finding, ...]
+    segments: str = ""
+    num_segments: int = 0
+    num_unreferenced_bytes: int = 0
 
 
 _DANGLING = {
@@ -75,6 +86,14 @@ _DANGLING = {
     "an amendment that made an entry that is not there": (
         "SELECT e.entry, a.made FROM amendments a JOIN entries e ON e.seq = a.entry WHERE a.made <> '' "
         "AND NOT EXISTS (SELECT 1 FROM entries m WHERE m.entry = a.made)"
+    ),
+    "bytes in a segment that is not known": (
+        "SELECT e.entry, b.segment FROM segment_blobs b JOIN entries e ON e.seq = b.entry "
+        "WHERE NOT EXISTS (SELECT 1 FROM segments s WHERE s.name = b.segment)"
+    ),
+    "bytes in a segment for a revision that is not there": (
+        "SELECT e.entry, b.revision FROM segment_blobs b JOIN entries e ON e.seq = b.entry WHERE NOT EXISTS "
+        "(SELECT 1 FROM revisions r WHERE r.entry = b.entry AND r.revision = b.revision)"
     ),
     "a run in whose name it is kept that is not there": (
         "SELECT e.entry, e.scope FROM entries e WHERE e.scope <> '' "
@@ -121,7 +140,14 @@ def verify(store: Store, *, beside: tuple[Finding, ...] = ()) -> Verified:
     """
     work = _Verification(store)
     work.findings += beside
-    for part in (work.check_pages, work.check_entries, work.check_other_blobs, work.check_references, work.check_sums):
+    for part in (
+        work.check_pages,
+        work.check_segments,
+        work.check_entries,
+        work.check_other_blobs,
+        work.check_references,
+        work.check_sums,
+    ):
         part()
     return Verified(
         where=store.db.where,
@@ -129,6 +155,9 @@ def verify(store: Store, *, beside: tuple[Finding, ...] = ()) -> Verified:
         num_blobs=work.num_blobs,
         num_bytes=work.num_bytes,
         findings=tuple(work.findings),
+        segments=work.segments,
+        num_segments=work.num_segments,
+        num_unreferenced_bytes=work.num_unreferenced_bytes,
     )
 
 
@@ -137,6 +166,8 @@ class _Verification:
         self.store, self.db = store, store.db
         self.num_entries = self.num_blobs = self.num_bytes = 0
         self.findings: list[Finding] = []
+        self.segments, self.num_segments, self.num_unreferenced_bytes = "", 0, 0
+        self.has_place = True
 
     def _find(self, check: str, found: str, do: str, entry: str = "") -> None:
         self.findings.append(Finding(check=check, entry=entry, found=found, do=do))
@@ -166,6 +197,32 @@ class _Verification:
                 if text != "ok":
                     self._find("file", f"integrity_check: {text}", _RECOVER)
 
+    # ---- segments
+
+    def check_segments(self) -> None:
+        """Every segment is there, and long enough; what is in it is read with its entries."""
+
+        def look() -> list[SegmentFact]:
+            place = self.store.blobs.find_place()
+            if place is None:
+                return []
+            self.segments, self.has_place = place.where, place.is_marked()
+            return survey(self.store, place) if self.has_place else []
+
+        facts = self._read("segments", look)
+        if facts is None:
+            self.has_place = False
+        elif not self.has_place:
+            do = "mount it, or name where it was moved in buffer.segments.url; what is in it was not read"
+            self._find("segments", f"{self.segments}: the place is not there: it has no mark", do)
+        for fact in facts or ():
+            self.num_segments += 1
+            self.num_unreferenced_bytes += fact.dead
+            if fact.num_blobs and fact.size is None:
+                self._find("segments", f"{fact.name} is missing: {fact.num_blobs} blobs in {fact.live} bytes", _BRING)
+            elif fact.size is not None and fact.size < fact.end:
+                self._find("segments", f"{fact.name}: {fact.size} bytes of {fact.end}: its end is missing", _BRING)
+
     # ---- entries
 
     def check_entries(self) -> None:
@@ -190,12 +247,17 @@ class _Verification:
         return rows[-1][0] if len(rows) == PAGE else None
 
     def _check_revisions(self, seq: int, entry: str) -> list[Group]:
-        sql = "SELECT revision, length(blob) FROM revisions WHERE entry = ? ORDER BY revision"
+        sql = (
+            "SELECT r.revision, length(r.blob), s.size FROM revisions r LEFT JOIN segment_blobs s "
+            "ON s.entry = r.entry AND s.revision = r.revision WHERE r.entry = ? ORDER BY r.revision"
+        )
         rows = self._read("rows", lambda: self.db.all(sql, (seq,)), entry) or []
         found = []
-        for revision, size in rows:
+        if not self.has_place and any(size is not None for _, _, size in rows):
+            return found  # one finding says it of all
+        for revision, in_row, in_segment in rows:
             self.num_blobs += 1
-            self.num_bytes += size or 0
+            self.num_bytes += (in_row or 0) + (in_segment or 0)
             group = self._check_blob(seq, entry, revision)
             if group is not None:
                 found.append(group)

@@ -16,6 +16,7 @@ from triune.buffer.notebook import find_path, verify_at
 from triune.buffer.query import conjunction, equals
 from triune.buffer.query_parser import parse_filter
 from triune.buffer.redaction import Deleted, delete
+from triune.buffer.segments_gc import Reclaimed, reclaim
 from triune.cli.buffers import check_state, print_json
 from triune.errors import ConfigError, TaskError
 from triune.records import GroupId, Record, Source, Task
@@ -148,6 +149,7 @@ def delete_from(
     where: str | None,
     by: str,
     *,
+    segments: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -158,14 +160,18 @@ def delete_from(
     columns = {"task_key": task, "source": source, f"data.{user_field}": user}
     given = [equals(column, value) for column, value in columns.items() if value is not None]
     wanted = conjunction(parse_filter(where), *given)
-    if not wanted.text:
-        found, expected = "nothing says what to delete", "--task, --source, --user or --where"
+    if not wanted.text and not segments:
+        found, expected = "nothing says what to delete", "--task, --source, --user or --where, or --segments"
         raise ConfigError("buffer gc", found, expected, "for everything write --where \"entry LIKE '%'\"")
     if dry_run == yes:
         found = "both --dry-run and --yes" if yes else "neither --dry-run nor --yes"
         raise ConfigError("buffer gc", found, "one of them", "look with --dry-run, then delete with --yes")
     with open_buffer_at(run) as buffer:
-        result = delete(buffer.store, wanted, by=by, is_dry=dry_run)
+        if wanted.text:
+            result = delete(buffer.store, wanted, by=by, is_dry=dry_run)
+        else:
+            cleared = reclaim(buffer.store, is_dry=dry_run)
+            result = Deleted(num_entries=0, states={}, sources={}, num_leased=0, segments=cleared)
     if as_json:
         print_json({**to_plain(result), "is_dry_run": dry_run, "filter": wanted.text})
     else:
@@ -183,9 +189,18 @@ def _deleted_lines(result: Deleted, is_dry: bool) -> list[str]:
         lines.append(f"  … and {result.num_entries - len(result.examples)} more")
     lines += [f"{number} of them are in the export of {name}" for name, number in result.manifests.items()]
     lines += [f"an export is no longer where it was written: {name}; note it there" for name in result.lost_manifests]
+    lines += _segment_lines(result.segments, is_dry)
     if result.num_leased:
         lines.append(f"{result.num_leased} entries are leased and stay: try again after the next checkpoint")
     return lines
+
+
+def _segment_lines(done: Reclaimed, is_dry: bool) -> list[str]:
+    if not done.num_bytes and not done.num_removed:
+        return []
+    counts = f"{done.num_removed} removed, {done.num_compacted} written anew, {done.num_wiped} overwritten in part"
+    verb = "would go" if is_dry else "are gone"
+    return [f"{done.num_bytes} unreferenced bytes of {done.num_segments} segments {verb} ({counts})"]
 
 
 def verify_store(run: str, as_json: bool) -> None:
@@ -196,6 +211,9 @@ def verify_store(run: str, as_json: bool) -> None:
     else:
         size = f"{found.num_bytes / 2**20:.1f} MiB"
         typer.echo(f"{found.where}: {found.num_entries} entries, {found.num_blobs} blobs, {size} read")
+        if found.segments:
+            dead = f"{found.num_unreferenced_bytes} bytes unreferenced"
+            typer.echo(f"{found.segments}: {found.num_segments} segments, {dead}")
         for finding in found.findings:
             name = f" {finding.entry}" if finding.entry else ""
             typer.echo(f"  {finding.check}{name}: {finding.found}\n    do: {finding.do}")

@@ -214,6 +214,9 @@ def buffer_gc(
     user_field: Annotated[str, typer.Option(help="Field of the row that holds the user.")] = "user_id",
     where: Where = None,
     by: Annotated[str, typer.Option(help="Who deletes, for the exports' manifests.")] = "",
+    segments: Annotated[
+        bool, typer.Option("--segments", help="Only free bytes of segments that no entry refers to.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. It cannot be undone.")] = False,
     as_json: AsJson = False,
@@ -222,6 +225,7 @@ def buffer_gc(
 
     Several conditions must all hold. Bytes are overwritten, exports' manifests name what is gone, and no import brings
     it back. Names, counts and the steps that used an entry stay. What a trainer holds is left; the exit code is then 1.
+    Each deletion also frees what nobody refers to in the buffer's segments, and so does `--segments` alone.
 
     **Examples**
 
@@ -231,7 +235,9 @@ def buffer_gc(
     """
     from triune.cli.buffer_assets import delete_from
 
-    delete_from(run, task, source, user, user_field, where, by, dry_run=dry_run, yes=yes, as_json=as_json)
+    delete_from(
+        run, task, source, user, user_field, where, by, segments=segments, dry_run=dry_run, yes=yes, as_json=as_json
+    )
 
 
 @buffer_app.command("verify")

@@ -351,7 +351,7 @@ def small(config: RunConfig, is_inline: bool) -> RunConfig:
     return config.model_copy(
         update={
             "trainer": config.trainer.model_copy(update={"steps": 1, unit: num, "save_every": 0}),
-            "buffer": config.buffer.model_copy(update={"store": Memory()}),
+            "buffer": config.buffer.model_copy(update={"store": Memory(), "segments": None}),
             "eval": config.eval.model_copy(update={"every": 0}),
             "sync": config.sync.model_copy(update={"every": 1}),
             "explorer": explorer,

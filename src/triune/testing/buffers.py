@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from triune.buffer import BufferSettings, Database, StoredBuffer, open_buffer
+from triune.buffer import BufferSettings, Database, SegmentSettings, StoredBuffer, open_buffer
 from triune.buffer.stores.memory import Memory
 from triune.buffer.stores.sqlite import SQLite
 from triune.ports import AdmissionRule, WeightUpdate
@@ -20,18 +20,21 @@ T = TypeVar("T")
 ROOMY = AdmissionRule(max_staleness=0, fresh=1000)
 """A rule under which there is always a slot."""
 
-BACKENDS: dict[str, Any] = {"memory": Memory(), "sqlite": SQLite(), "postgres": OnTestServer()}
+BACKENDS: dict[str, Any] = {"memory": Memory(), "sqlite": SQLite(), "segments": SQLite(), "postgres": OnTestServer()}
 """Every store that the contract suite runs over; a new backend is one more entry."""
 
+SEGMENTS = {"segments": SegmentSettings(min_bytes=0, roll_bytes=20_000)}
+"""Backends that keep every revision outside of the database."""
 
-_SETTINGS = ("priority", "capacity", "evict", "shares", "reward_deadline_s")
+
+_SETTINGS = ("priority", "capacity", "evict", "shares", "reward_deadline_s", "segments")
 
 
 class BufferWorld:
     """Processes that share one store: `open` is what a new one sees, `crash` ends one without a word."""
 
-    def __init__(self, store: Any, folder: Path) -> None:
-        self.store, self.folder = store, folder
+    def __init__(self, store: Any, folder: Path, segments: SegmentSettings | None = None) -> None:
+        self.store, self.folder, self.segments = store, folder, segments
         self.time = 1000.0
         self._buffers: list[StoredBuffer] = []
         self._memory: Database | None = None
@@ -39,7 +42,8 @@ class BufferWorld:
     def open(self, **options: Any) -> StoredBuffer:
         """The first buffer, or another process's. Options are those of `open_buffer` and of section `buffer:`."""
         chosen = {name: options.pop(name) for name in _SETTINGS if name in options}
-        settings = BufferSettings(store=lambda folder: self._database(), lease_s=60, poll_s=0.005, **chosen)
+        chosen = {"segments": self.segments, "lease_s": 60, "poll_s": 0.005, **chosen}
+        settings = BufferSettings(store=lambda folder: self._database(), **chosen)
         buffer = open_buffer(settings, self.folder, **{"reshape": with_mean_advantages, **options})
         self._buffers.append(buffer)
         return buffer

@@ -17,7 +17,7 @@ from triune.buffer import StoredBuffer
 from triune.ports import AdmissionRule, Refund, WeightUpdate
 from triune.records import GroupId, Task
 from triune.testing import postgres
-from triune.testing.buffers import BACKENDS, BufferWorld
+from triune.testing.buffers import BACKENDS, SEGMENTS, BufferWorld
 from triune.testing.groups import make_group, with_mean_advantages
 
 NUM_PER_STEP, STALENESS = 3, 1
@@ -32,7 +32,7 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.world = BufferWorld(BACKENDS[self.backend], self.folder)
+        self.world = BufferWorld(BACKENDS[self.backend], self.folder, SEGMENTS.get(self.backend))
         self.loop = asyncio.new_event_loop()
         self.open: list[str] = []
         self.ready: dict[str, int] = {}  # → version that sampled it
