@@ -217,13 +217,13 @@ def parse_identity(identity: str) -> tuple[str, RolloutId | ExperienceId | None]
             group_of(identity)
             return identity, None
         part = {4: RolloutId, 5: ExperienceId}[slashes].parse(identity)
-    except (KeyError, RecordError) as error:
+    except (KeyError, RecordError):
         raise ConfigError(
             f"id {identity!r}",
             "no id of an entry, a rollout or an experience",
             "run/taskset/task_key/visit[/member.attempt[/policy.agent.branch]]",
             "copy one from `triune buffer ls` or `triune buffer show`",
-        ) from error
+        ) from None
     return str(part.group if isinstance(part, RolloutId) else part.rollout.group), part
 
 

@@ -10,6 +10,7 @@ import typer
 
 from triune.buffer import open as open_buffer_at
 from triune.buffer import to_plain
+from triune.buffer.export import Exported
 from triune.buffer.imports import Reader, import_file
 from triune.buffer.incoming import FORMATS
 from triune.buffer.notebook import find_path, verify_at
@@ -23,19 +24,28 @@ from triune.records import GroupId, Record, Source, Task
 
 
 def export_from(run: str, out: Path, state: str | None, where: str | None, as_json: bool) -> None:
-    """Write entries to a file or a dataset folder."""
+    """Write entries to a file or a dataset folder; leaves with exit code 1 when there are none."""
     check_state(state)
     wanted = conjunction(parse_filter(where), *([equals("state", state)] if state else []))
     with open_buffer_at(run) as buffer:
         found = buffer.export(out, wanted.text)
     if as_json:
         print_json(to_plain(found))
-        return
+    else:
+        typer.echo("\n".join(_exported_lines(found, wanted.text)))
+    if not found.num_entries:
+        raise typer.Exit(1)
+
+
+def _exported_lines(found: Exported, text: str) -> list[str]:
     groups = found.num_entries
     what = f"{groups} groups" if found.kind == "jsonl" else f"{found.num_rows} experiences of {groups} groups"
-    typer.echo(f"{what} written to {found.path}, manifest {found.manifest}")
+    lines = [f"{what} written to {found.path}, manifest {found.manifest}"]
     if found.num_without_behaviour:
-        typer.echo(f"{found.num_without_behaviour} without behaviour log-probs: only imitation can learn from them")
+        lines.append(f"{found.num_without_behaviour} without behaviour log-probs: only imitation can learn from them")
+    if not groups:
+        lines.append(f"nothing fits {text!r}: try it with `triune buffer query`" if text else "the buffer is empty")
+    return lines
 
 
 def import_into(
@@ -49,7 +59,7 @@ def import_into(
     rejects: Path | None,
     as_json: bool,
 ) -> None:
-    """Take a file's rows into a named buffer; leaves with exit code 1 when some were refused."""
+    """Take a file's rows into a named buffer; leaves with exit code 1 when some were refused, or there are none."""
     if format is not None and format not in FORMATS:
         raise ConfigError("--format", f"found {format!r}", f"one of {', '.join(FORMATS)}", "leave it out to detect it")
     wanted = parse_filter(where)
@@ -80,7 +90,9 @@ def import_into(
             )
         if found.rejects:
             typer.echo(f"refused rows are in {found.rejects}")
-    if found.num_refused:
+        if not found.num_entries:
+            typer.echo("the file has no rows")
+    if found.num_refused or not found.num_entries:
         raise typer.Exit(1)
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 import triune.buffer
-from triune.buffer import StoredBuffer, notebook
+from triune.buffer import BufferSettings, StoredBuffer, notebook, open_buffer
+from triune.buffer.stores.postgres import Postgres
 from triune.errors import ConfigError, StoreError
+from triune.testing import postgres
 from triune.testing.buffers import publish
-from triune.testing.filled_stores import in_buffer, make_store, put
+from triune.testing.filled_stores import fill, in_buffer, make_store, put
 
 
 def make_run(folder: Path, store: dict[str, object] | None = None) -> None:
@@ -52,17 +56,36 @@ def test_a_store_is_found_by_run_name_file_and_address(tmp_path: Path, monkeypat
         assert buffer.run == ("r" if "sqlite" not in where else "")
 
 
-def test_looking_needs_no_torch(tmp_path: Path):
-    path = make_store(tmp_path)
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a store in which everything happened once."""
+    if request.param == "sqlite":
+        return str(make_store(tmp_path))
+    url = postgres.server_url()
+    if url is None:
+        pytest.skip(postgres.MISSING)
+    store = Postgres(url=url, schema=f"look_{uuid.uuid4().hex[:8]}")
+
+    async def work() -> None:
+        buffer = open_buffer(BufferSettings(store=store), tmp_path)
+        await fill(buffer)
+        await buffer.close()
+
+    asyncio.run(work())
+    return f"{url}{'&' if '?' in url else '?'}schema={store.schema}"
+
+
+def test_five_lines_look_into_a_file_or_a_server_s_schema_without_torch(address: str):
     code = (
         "import sys, triune.buffer\n"
-        f"with triune.buffer.open({str(path)!r}) as buffer:\n"
-        "    n = len(buffer.query('state = ready')) + len(list(buffer.groups())) + len(buffer.why('r/train/t0/0').uses)\n"  # noqa: E501
-        "    heavy = [m for m in ('torch', 'transformers', 'pyarrow') if m in sys.modules]\n"
-        "    print(n, buffer.stats().totals['puts'], heavy)"
+        f"with triune.buffer.open({address!r}) as buffer:\n"
+        "    ready = buffer.query('state = ready', limit=5)\n"
+        "    groups, uses = list(buffer.groups('data.user_id = ann')), buffer.why('r/train/t0/0').uses\n"
+        "    print(len(ready), len(groups), len(uses), buffer.stats().totals['puts'], "
+        "[m for m in ('torch', 'transformers', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "8 5.0 []"
+    assert done.stdout.strip() == "2 2 1 5.0 []"
 
 
 def test_statistics_count_depth_age_staleness_and_rewards_per_source(tmp_path: Path):

@@ -1,95 +1,71 @@
-"""`triune buffer …` on a store with two groups."""
+"""`triune buffer …` on what a newcomer gets wrong: a message with a next step, and an exit code that scripts see."""
 
-import asyncio
+from __future__ import annotations
+
 import json
+from pathlib import Path
 
 import pytest
-from test_cli_commands import RUN, triune
 
-from triune.buffer import open_buffer
-from triune.cli.closing import WIDTH, first_and_last_rollout, side_by_side
-from triune.config import load_config, save_resolved
-from triune.ports import AdmissionRule
-from triune.records import Task
-from triune.testing.batches import group
+from triune.cli import boundary
+from triune.testing.filled_stores import make_store
+
+CHATS = [
+    {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]},
+    {"title": "none"},
+]
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "first.yaml").write_text(RUN)
-    config = load_config("first.yaml")
-    save_resolved(config, config.run_dir)
-
-    async def fill():
-        buffer = open_buffer(config.buffer, config.run_dir)
-        await buffer.open_run("first", config_hash="x", data_hash="y")
-        for key, rewards, dropped_by in (("a", [1.0, 0.0], ""), ("b", [0.0, 0.0], "drop_flat_groups")):
-            task = Task(key=key, data={"question": "1+1="})
-            identity = await buffer.admit(task, AdmissionRule(max_staleness=0, fresh=2))
-            made = group(rewards)
-            rows = [
-                row.replace(
-                    id=type(row.id)(type(row.id.rollout)(identity, number)),
-                    messages=[{"role": "assistant", "content": f"answer {number}"}],
-                )
-                for number, row in enumerate(made.experiences)
-            ]
-            raw = type(made)(id=identity, task=task, records=tuple(rows))
-            await buffer.put(raw, None if dropped_by else raw, dropped_by=dropped_by)
-        await buffer.close()
-
-    asyncio.run(fill())
-    return "first"
+    make_store(tmp_path).rename(tmp_path / "s.sqlite")
 
 
-def test_ls_prints_entries_newest_first_with_state_and_reward(capsys, run):
-    code, out, _ = triune(capsys, "buffer", "ls", run)
-    lines = out.splitlines()
-    assert code == 0
-    assert lines[1].split("\t")[:3] == ["first/train/b/0", "dropped (drop_flat_groups)", "0.000"]
-    assert lines[2].split("\t")[:3] == ["first/train/a/0", "ready", "0.500"]
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = boundary.run(["buffer", *words])
+    found = capsys.readouterr()
+    return code, found.out + found.err
 
 
-def test_ls_filters_by_state_and_prints_json(capsys, run):
-    found = json.loads(triune(capsys, "buffer", "ls", "runs/first", "--state", "ready", "--json")[1])
-    assert [row["entry"] for row in found] == ["first/train/a/0"]
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("query", "s.sqlite", "rewrd > 0.9"), 2, "did you mean `reward`?"),
+        (("query", "s.sqlite", "reward >"), 2, "character 9"),
+        (("query", "s.sqlite", "reward > 99"), 0, "newest 0 entries"),
+        (("query", "s.sqlite", "reward > 99", "--count"), 0, "0 entries"),
+        (("query", "s.sqlite", "data.user_id = ann", "--count"), 0, "2 entries"),
+        (("show", "s.sqlite", "nope"), 1, "list them with `triune buffer ls`"),
+        (("why", "s.sqlite", "nonsense"), 2, "copy one from `triune buffer ls`"),
+        (("why", "s.sqlite", "r/train/t0/0/9.0"), 1, "the entry has no such record"),
+        (("step", "s.sqlite", "1"), 2, "name one"),
+        (("step", "s.sqlite", "9", "--of", "r"), 1, "a step from 1 to 1"),
+        (("step", "s.sqlite", "1", "--of", "other"), 1, "a run that trained: r"),
+        (("ls", "none"), 2, "no run and no store here"),
+        (("export", "s.sqlite", "out.csv"), 2, ".jsonl or .parquet"),
+        (("export", "s.sqlite", "out.jsonl", "--where", "reward > 99"), 1, "nothing fits 'reward > 99'"),
+        (("import", "s.sqlite", "none.jsonl", "--into", "past"), 1, "cannot be read"),
+        (("import", "s.sqlite", "empty.jsonl", "--into", "past"), 1, "the file has no rows"),
+        (("import", "s.sqlite", "chats.jsonl", "--into", "past"), 2, "name the model"),
+        (("gc", "s.sqlite", "--yes"), 2, "nothing says what to delete"),
+    ],
+)
+def test_what_a_newcomer_gets_wrong_is_answered_with_a_next_step(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, says: str
+):
+    Path("empty.jsonl").write_text("\n")
+    Path("chats.jsonl").write_text("\n".join(map(json.dumps, CHATS)))
+    found, text = said(capsys, *words)
+    assert (found, says in text) == (code, True), text
+    assert "caused by" not in text or "cannot be read" in text
 
 
-def test_show_prints_rollouts_with_reward_and_messages(capsys, run):
-    code, out, _ = triune(capsys, "buffer", "show", run, "first/train/a/0")
-    assert code == 0
-    assert "rollout 0.0  reward 1" in out
-    assert "assistant: answer 1" in out
-
-
-def test_stats_count_states(capsys, run):
-    stats = json.loads(triune(capsys, "buffer", "stats", run, "--json")[1])
-    assert (stats["entries/ready"], stats["entries/dropped"], stats["admitted"]) == (1, 1, 2)
-
-
-def test_export_writes_jsonl_and_parquet(capsys, run, tmp_path):
-    assert "2 groups" in triune(capsys, "buffer", "export", run, "all.jsonl")[1]
-    assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
-    assert "1 groups" in triune(capsys, "buffer", "export", run, "ready.jsonl", "--state", "ready")[1]
-    assert "4 experiences" in triune(capsys, "buffer", "export", run, "all.parquet")[1]
-    from pyarrow import parquet
-
-    rows = parquet.read_table(tmp_path / "all.parquet").to_pylist()
-    assert sorted(row["reward"] for row in rows) == [0.0, 0.0, 0.0, 1.0]
-    assert all(len(row["tokens"]) == len(row["action_mask"]) for row in rows)
-
-
-def test_a_rollout_before_and_one_after_stand_side_by_side(run):
-    config = load_config("first.yaml")
-    pair = first_and_last_rollout(config, config.run_dir)
-    lines = side_by_side(*pair)
-    assert lines[0].startswith("before: version")
-    assert lines[1].split() == ["assistant:", "answer", "0"] * 2
-    assert lines[0].index("after:") == WIDTH + 2
-
-
-def test_export_refuses_a_name_whose_format_it_cannot_tell(capsys, run):
-    code, _, err = triune(capsys, "buffer", "export", run, "all.csv")
-    assert code == 2
-    assert ".jsonl or .parquet" in err
+def test_a_refused_row_is_named_by_file_and_line_and_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]):
+    Path("chats.jsonl").write_text("\n\n".join(map(json.dumps, CHATS)))
+    code, text = said(capsys, "import", "s.sqlite", "chats.jsonl", "--into", "past", "--model", "triune/nano")
+    assert code == 1
+    assert "1 x fields title; expected a known format, first in chats.jsonl:3" in text
+    assert "1 of 1 new sequences have no behaviour log-probs" in text
+    [reject] = map(json.loads, Path("chats.jsonl.rejects.jsonl").read_text().splitlines())
+    assert (reject["file"], reject["row"], reject["data"]) == ("chats.jsonl", 3, CHATS[1])
