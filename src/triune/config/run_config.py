@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "eval.every",
     "eval.at_start",
     "buffer.lease_s",
+    "buffer.segments",
 )
 """What a resumed run may change: where and how it runs, not what it computes. `trainer.steps` counts as
 computed when the learning-rate schedule looks at it."""

@@ -47,17 +47,17 @@ async def fill(buffer: StoredBuffer, run: str = "r") -> None:
     await buffer.stock([answer.with_records(tagged)], buffer="expert")
 
 
-def make_store(folder: Path, run: str = "r") -> Path:
-    """The file of such a store."""
-    in_buffer(folder, fill, run)
+def make_store(folder: Path, run: str = "r", **settings: Any) -> Path:
+    """The file of such a store; settings are those of section `buffer:`."""
+    in_buffer(folder, fill, run, **settings)
     return folder / "buffer.sqlite"
 
 
-def in_buffer(folder: Path, work: Any, *arguments: Any) -> Any:
+def in_buffer(folder: Path, work: Any, *arguments: Any, **settings: Any) -> Any:
     """Do something with the buffer of a folder."""
 
     async def use() -> Any:
-        buffer = open_buffer(BufferSettings(), folder, reshape=with_mean_advantages)
+        buffer = open_buffer(BufferSettings(**settings), folder, reshape=with_mean_advantages)
         try:
             return await work(buffer, *arguments)
         finally:

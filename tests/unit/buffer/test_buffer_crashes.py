@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from triune.buffer import BufferSettings, StoredBuffer, open_buffer
+from triune.buffer import BufferSettings, SegmentSettings, StoredBuffer, open_buffer
 from triune.buffer.stores.postgres import Postgres
 from triune.buffer.stores.sqlite import SQLite
+from triune.buffer.verify import verify
 from triune.errors import ConfigError, TriuneError
 from triune.failpoints import arm_failpoints, failpoint
 from triune.ports import AdmissionRule
@@ -26,6 +27,9 @@ NUM_TASKS, NUM_PER_STEP = 24, 4
 
 URL = "TRIUNE_TEST_URL"
 """Tells the spawned processes that they work on a server."""
+
+SEGMENTS = "TRIUNE_TEST_SEGMENTS"
+"""Tells them where to keep all blobs."""
 
 on_every_store = pytest.mark.usefixtures("store")
 
@@ -41,6 +45,8 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def open_at(folder: Path, **settings: Any) -> StoredBuffer:
     store = Postgres(url=os.environ[URL]) if URL in os.environ else SQLite()
+    if SEGMENTS in os.environ:
+        settings["segments"] = SegmentSettings(url=os.environ[SEGMENTS], min_bytes=0, roll_bytes=5000)
     return open_buffer(BufferSettings(store=store, **settings), folder, reshape=with_mean_advantages)
 
 
@@ -166,6 +172,23 @@ def test_case_38_killed_at_a_failpoint_a_resumed_run_trains_the_same_tasks(tmp_p
     assert first.wait(20) == -signal.SIGKILL
     assert spawn("fly", tmp_path).wait(20) == 0
     assert trained_tasks(tmp_path) == sorted(f"t{n}" for n in range(NUM_TASKS))
+
+
+@on_every_store
+@pytest.mark.parametrize("failpoints", ["buffer.segments.before_commit:1", "buffer.segments.before_commit:9"])
+def test_killed_around_the_writing_of_a_segment_a_resumed_run_trains_the_same_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failpoints: str
+):
+    monkeypatch.setenv(SEGMENTS, str(tmp_path / "segments"))
+    first = spawn("fly", tmp_path, TRIUNE_FAILPOINT=failpoints)
+    assert first.wait(20) == -signal.SIGKILL
+    assert spawn("fly", tmp_path).wait(20) == 0
+    assert trained_tasks(tmp_path) == sorted(f"t{n}" for n in range(NUM_TASKS))
+    buffer = open_at(tmp_path)
+    assert buffer.store.blobs.settings is not None
+    found = verify(buffer.store)
+    assert (found.findings, found.num_unreferenced_bytes > 0) == ((), True)
+    buffer.abandon()
 
 
 @on_every_store

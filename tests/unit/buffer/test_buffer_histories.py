@@ -239,6 +239,10 @@ class HistoriesInMemory(Histories):
     backend = "memory"
 
 
+class HistoriesInSegments(Histories):
+    backend = "segments"
+
+
 class HistoriesOnServer(Histories):
     backend = "postgres"
 
@@ -264,5 +268,7 @@ TestHistories = Histories.TestCase
 TestHistories.settings = _settings(25)
 TestHistoriesInMemory = HistoriesInMemory.TestCase
 TestHistoriesInMemory.settings = _settings(10)
+TestHistoriesInSegments = HistoriesInSegments.TestCase
+TestHistoriesInSegments.settings = _settings(6)
 TestHistoriesOnServer = pytest.mark.postgres(HistoriesOnServer.TestCase)
 TestHistoriesOnServer.settings = _settings(25)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import triune.buffer
+from triune.buffer import StoredBuffer
 from triune.buffer.notebook import verify_at
 from triune.buffer.overlay import apply_overlay, compare, encode_overlay
-from triune.errors import ConfigError, WireError
+from triune.errors import ConfigError, StoreError, WireError
 from triune.records import GroupId
-from triune.testing.filled_stores import make_store
+from triune.testing.filled_stores import in_buffer, make_store
 from triune.testing.groups import make_group, with_mean_advantages
 
 
@@ -96,6 +97,23 @@ def test_a_truncated_file_is_a_finding_and_stays_as_it_was(path: Path, share: fl
     assert check == "file"
     assert "its end is missing" in text
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
+def test_a_run_on_a_truncated_file_is_refused_with_a_message(path: Path, share: float):
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+    async def work(buffer: StoredBuffer) -> None:
+        await buffer.open_run("r", config_hash="", data_hash="")
+        await buffer.lease(4, wait=False)
+        for info in await buffer.browse():
+            await buffer.read(info.entry)
+
+    with pytest.raises(StoreError, match=r"damaged .* expected a writable SQLite database; keep a copy, then salvage"):
+        in_buffer(path.parent, work)
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"\0" * 8192, b"milk and eggs" * 50])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_cli_commands import RUN, triune
 
+from triune.buffer import SegmentSettings
 from triune.config import load_config, save_resolved
 from triune.testing.filled_stores import make_store
 
@@ -134,6 +135,30 @@ def test_gc_looks_first_and_deletes_only_when_told(capsys, run):
     assert triune(capsys, "buffer", "show", run, "first/train/t2/0")[0] == 0
     assert "nothing says what to delete" in triune(capsys, "buffer", "gc", run, "--yes")[2]
     assert "policy or expert" in triune(capsys, "buffer", "gc", run, "--source", "polcy", "--yes")[2]
+
+
+def test_segments_are_counted_verified_and_freed(capsys, run):
+    make_store(Path("large"), "large", segments=SegmentSettings(min_bytes=0))
+    file = "large/buffer.sqlite"
+    assert "1 segments, 0 bytes unreferenced" in triune(capsys, "buffer", "verify", file)[1]
+    assert read(capsys, "stats", file)["segments/num_blobs"] == 7
+    connection = sqlite3.connect(file)
+    connection.execute("DELETE FROM segment_blobs WHERE entry = 1")
+    connection.execute("DELETE FROM revisions WHERE entry = 1")
+    connection.commit()
+    connection.close()
+    assert "--segments" in triune(capsys, "buffer", "gc", file, "--yes")[2]
+    code, out, _ = triune(capsys, "buffer", "gc", file, "--segments", "--dry-run")
+    assert (code, "of 1 segments would go (0 removed, 0 written anew, 1 overwritten in part)" in out) == (0, True)
+    code, out, _ = triune(capsys, "buffer", "gc", file, "--segments", "--yes")
+    assert (code, "of 1 segments are gone" in out) == (0, True)
+    assert "are gone" not in triune(capsys, "buffer", "gc", file, "--segments", "--yes")[1]
+    [path] = Path("large").rglob("*.seg")
+    path.unlink()
+    code, out, _ = triune(capsys, "buffer", "verify", file)
+    assert (code, f"segments: {path.name} is missing" in out) == (1, True)
+    code, _, err = triune(capsys, "buffer", "show", file, "large/train/t2/0")
+    assert (code, "it cannot be read" in err) == (1, True)
 
 
 def test_verify_is_silent_on_a_sound_store_and_names_damage_with_exit_code_1(capsys, run):
