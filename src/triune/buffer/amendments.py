@@ -73,7 +73,13 @@ class Amendments:
         return outcome
 
     def _is_leased(self, seq: int) -> bool:
-        return self.db.one("SELECT 1 FROM uses WHERE entry = ? AND state = 'leased' LIMIT 1", (seq,)) is not None
+        """Whether a trainer may be at it. A lease of another run ends with its time, so that nobody is corrected too
+        late for what a dead one holds; one of the entry's own run with that run's next lease or resume."""
+        sql = (
+            "SELECT 1 FROM uses u JOIN entries e ON e.seq = u.entry WHERE u.entry = ? AND u.state != 'returned' "
+            "AND u.state = 'leased' AND (u.expires > ? OR u.consumer = e.scope) LIMIT 1"
+        )
+        return self.db.one(sql, (seq, self.db.now)) is not None
 
     def _set(self, key: str, outcome: str, made: str = "") -> None:
         self.db.execute("UPDATE amendments SET outcome = ?, made = ? WHERE key = ?", (outcome, made, key))

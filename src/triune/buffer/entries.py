@@ -295,9 +295,12 @@ class Entries:
         return revision
 
     def discard(
-        self, run: str, seq: int, state: EntryState, reason: str, refund: Refund, *, is_due: bool = False
+        self, run: str, seq: int, state: EntryState, reason: str, refund: Refund | None, *, is_due: bool = False
     ) -> None:
-        """Take an entry out for good and give its slot back; `is_due`: its group is admitted again."""
+        """Take an entry out for good and give its slot back; `is_due`: its group is admitted again.
+
+        Without `refund` it keeps its slot: a step was trained on it.
+        """
         row = self.db.one(
             "UPDATE entries SET state = ?, reason = ?, deadline = NULL WHERE seq = ? RETURNING admission, scope",
             (state.value, reason, seq),
@@ -305,7 +308,7 @@ class Entries:
         assert row is not None, "callers found it"
         if state is EntryState.EVICTED:
             self.db.count(f"evicted/{reason}")
-        if row[0] is not None:
+        if row[0] is not None and refund is not None:
             self.ledger.refund(row[1] or run, row[0], refund.value, is_due=is_due)
         self.db.touched.add("entries")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from triune.buffer.database import Database
 from triune.buffer.entry_walk import walk
 from triune.buffer.manifest import note_redaction
 from triune.buffer.query import Filter
-from triune.buffer.query_columns import EntryRow
+from triune.buffer.query_columns import group_of
 from triune.buffer.segments_gc import Reclaimed, reclaim
 from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
@@ -36,7 +37,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
         num_entries: Entries whose records are gone.
         states: State they were in → their number.
         sources: Source → their number.
-        num_leased: Fit too, but a trainer holds them: left as they are.
+        num_leased: Fit too, but a trainer holds them, or what an amendment made of them: left as they are.
         manifests: Manifest of an export → how many of its entries are gone.
         lost_manifests: Of exports that are no longer where they were written, or cannot be changed.
         examples: Names of the first few.
@@ -56,57 +57,128 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 def delete(store: Store, wanted: Filter, *, by: str, is_dry: bool) -> Deleted:
     """Delete what the entries that fit hold; with `is_dry` only say which they are.
 
-    What is leased stays. Never used entries become `evicted` and give their slots back. A step that was trained on a
-    deleted entry keeps what it learned.
+    What amendments made of an entry goes with it. What is leased stays, unless the heartbeat of who leased it stopped.
+    Entries with uses left become `evicted`, and those that were never used give their slots back. A step that was
+    trained on a deleted entry keeps what it learned.
 
     Raises:
         StoreError: The store failed; what was deleted until then stays deleted.
     """
-    states: Counter[str] = Counter()
-    sources: Counter[str] = Counter()
-    gone: list[str] = []
-    num_leased = 0
     if not is_dry:
         _overwrite_what_is_deleted(store.db)
+    work = _Deletion(store, is_dry)
     for row, _ in walk(store, wanted):
-        if row.reason == REDACTED:
-            continue
-        if row.leased or not (is_dry or _delete_one(store, row)):
-            num_leased += 1
-            continue
-        gone.append(row.entry)
-        states[row.state] += 1
-        sources[row.source] += 1
+        work.take(row.seq)
+    gone = [entry.name for entry in work.gone]
     touched, lost = ({}, ()) if is_dry else _tell_exports(store, gone, by)
     if gone and not is_dry:
         _empty_log(store.db)
     segments = Reclaimed() if is_dry else reclaim(store)  # also what an earlier deletion left, when it was stopped
     return Deleted(
-        num_entries=len(gone), states=dict(states), sources=dict(sources), num_leased=num_leased,
+        num_entries=len(gone), states=dict(Counter(entry.state for entry in work.gone)),
+        sources=dict(Counter(entry.source for entry in work.gone)), num_leased=work.num_leased,
         manifests=touched, lost_manifests=lost, examples=tuple(gone[:5]), segments=segments,
     )  # fmt: skip
 
 
-def _delete_one(store: Store, row: EntryRow) -> bool:
-    """Delete one entry's records in a transaction of its own; False when it was leased in the meantime."""
-    id_, db = row.group, store.db
-    stub = encode_group(
+class _Entry(NamedTuple):
+    seq: int
+    name: str
+    scope: str
+    state: str
+    reason: str
+    source: str
+
+
+_FAMILY = """
+WITH RECURSIVE family(seq) AS (
+    SELECT seq FROM entries WHERE seq = ?
+    UNION SELECT e.seq FROM family f JOIN amendments a ON a.entry = f.seq JOIN entries e ON e.entry = a.made
+    WHERE a.made <> ''
+)
+SELECT e.seq, e.entry, e.scope, e.state, e.reason, e.source FROM family f JOIN entries e ON e.seq = f.seq
+WHERE e.reason <> ? ORDER BY e.seq
+"""
+"""An entry and what amendments made of it, which holds the same words; those that are deleted already aside."""
+
+
+class _Deletion:
+    """Takes out one entry after the other, each once.
+
+    Attributes:
+        gone: What was taken out, or would be.
+        num_leased: Entries that fit but stay.
+    """
+
+    def __init__(self, store: Store, is_dry: bool) -> None:
+        self.store, self.db, self.is_dry = store, store.db, is_dry
+        self.gone: list[_Entry] = []
+        self.num_leased = 0
+        self._seen: set[int] = set()
+
+    def take(self, seq: int) -> None:
+        """Delete an entry with all that amendments made of it, unless a trainer holds one of them."""
+        family = self.db.attempt(lambda: self._take(seq))
+        if family is None:
+            self.num_leased += 1
+            return
+        self.gone += [entry for entry in family if entry.seq not in self._seen]
+        self._seen |= {entry.seq for entry in family}
+
+    def _take(self, seq: int) -> list[_Entry] | None:
+        family = [_Entry(*row) for row in self.db.all(_FAMILY, (seq, REDACTED))]
+        if any(self._is_held(entry.seq) for entry in family):
+            return None
+        if not self.is_dry:
+            for entry in family:
+                self._delete(entry)
+        return family
+
+    def _is_held(self, seq: int) -> bool:
+        """Whether a trainer may have it in its hands; one whose heartbeat stopped has not."""
+        sql = "SELECT 1 FROM uses WHERE entry = ? AND state != 'returned' AND state = 'leased' AND expires > ? LIMIT 1"
+        return self.db.one(sql, (seq, self.db.now)) is not None
+
+    def _delete(self, entry: _Entry) -> None:
+        if entry.state in _KEPT:
+            self._mark(entry)
+        else:
+            self._return_leases(entry.seq)
+            sql = "SELECT 1 FROM uses WHERE entry = ? AND state != 'returned' LIMIT 1"
+            refund = None if self.db.one(sql, (entry.seq,)) is not None else Refund.DROPPED
+            run = entry.scope or group_of(entry.name).run
+            self.store.entries.discard(run, entry.seq, EntryState.EVICTED, REDACTED, refund)
+        self.store.blobs.forget(entry.seq)
+        self.db.execute("UPDATE revisions SET blob = ?, is_whole = 1 WHERE entry = ?", (_stub(entry.name), entry.seq))
+        self.db.execute("DELETE FROM contents WHERE entry = ?", (entry.seq,))
+        self.db.execute(
+            "UPDATE amendments SET patch = ?, outcome = CASE WHEN outcome = 'deferred' THEN 'expired' ELSE outcome END "
+            "WHERE entry = ?",
+            (msgspec.msgpack.encode({}), entry.seq),
+        )
+
+    def _mark(self, entry: _Entry) -> None:
+        self.db.execute("UPDATE entries SET reason = ?, deadline = NULL WHERE seq = ?", (REDACTED, entry.seq))
+        if entry.state == EntryState.EVICTED:
+            self.db.count(f"evicted/{entry.reason}", -1)
+            self.db.count(f"evicted/{REDACTED}")
+
+    def _return_leases(self, seq: int) -> None:
+        """Of processes whose heartbeat stopped. A checkpoint that contains such a use still acknowledges it."""
+        rows = self.db.all(
+            "UPDATE uses SET state = 'returned', step = NULL, checkpoint = NULL WHERE entry = ? "
+            "AND state != 'returned' AND state = 'leased' RETURNING id",
+            (seq,),
+        )
+        sql = "UPDATE entries SET granted = granted - ? WHERE seq = ? AND scope != ''"
+        self.db.execute(sql, (len(rows), seq))
+
+
+def _stub(name: str) -> bytes:
+    id_ = group_of(name)
+    return encode_group(
         Group(id=id_, task=Task(key=id_.task_key, taskset=id_.taskset), records=(), info={REDACTED: True})
     )
-    with db.transaction():
-        if db.one("SELECT 1 FROM uses WHERE entry = ? AND state = 'leased' LIMIT 1", (row.seq,)) is not None:
-            return False
-        found = db.one("SELECT state FROM entries WHERE seq = ?", (row.seq,))
-        assert found is not None, "rows of entries are never deleted"
-        if found[0] in _KEPT:
-            db.execute("UPDATE entries SET reason = ?, deadline = NULL WHERE seq = ?", (REDACTED, row.seq))
-        else:
-            store.entries.discard(row.scope, row.seq, EntryState.EVICTED, REDACTED, Refund.DROPPED)
-        store.blobs.forget(row.seq)
-        db.execute("UPDATE revisions SET blob = ?, is_whole = 1 WHERE entry = ?", (stub, row.seq))
-        db.execute("DELETE FROM contents WHERE entry = ?", (row.seq,))
-        db.execute("UPDATE amendments SET patch = ? WHERE entry = ?", (msgspec.msgpack.encode({}), row.seq))
-    return True
 
 
 def _tell_exports(store: Store, gone: list[str], by: str) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -75,13 +75,21 @@ def _drop_lost(db: Database, entries: Entries, who: Incarnation, version: int) -
 
 
 def _drop_deleted(db: Database, entries: Entries, who: Incarnation) -> None:
-    """Take out what was deleted after a step used it that is gone now: ready again, it would be leased empty."""
+    """Take out what was deleted after a step used it that is gone now: ready again, it would be leased empty.
+
+    It gives its slot back when no step that is left was trained on it.
+    """
     rows = db.all(
-        "SELECT seq FROM entries WHERE scope = ? AND reason = ? AND state = 'ready' AND granted = 0",
+        "SELECT seq, state, granted, admission FROM entries "
+        "WHERE scope = ? AND reason = ? AND state IN ('ready', 'evicted')",
         (who.run, REDACTED),
     )
-    for (seq,) in rows:
-        entries.discard(who.run, seq, EntryState.EVICTED, REDACTED, Refund.DROPPED)
+    for seq, state, granted, admission in rows:
+        refund = None if granted else Refund.DROPPED
+        if state == EntryState.READY:
+            entries.discard(who.run, seq, EntryState.EVICTED, REDACTED, refund)
+        elif refund is not None and admission is not None:
+            entries.ledger.refund(who.run, admission, refund.value)
 
 
 def _recall_dropped(db: Database, who: Incarnation, version: int) -> None:

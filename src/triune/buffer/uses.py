@@ -25,6 +25,12 @@ class Grant(NamedTuple):
     staleness: int
 
 
+_SHARED_DEFERRED = (
+    "SELECT DISTINCT a.entry FROM amendments a JOIN entries e ON e.seq = a.entry "
+    "WHERE a.outcome = 'deferred' AND e.scope = '' ORDER BY a.entry"
+)
+
+
 class Uses:
     """Lease, acknowledge, return."""
 
@@ -231,4 +237,6 @@ class Uses:
             (who.run, self.db.now, who.owner),
         )
         self.take_back(who, late)
+        for (seq,) in self.db.all(_SHARED_DEFERRED):  # by leases of other runs, whose time may be over too
+            self.on_settled(who, seq)
         self.entries.expire()
