@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from triune.buffer import StoredBuffer
+from pathlib import Path
+
+import pytest
+
+from triune.buffer import BufferSettings, StoredBuffer, open_buffer, redaction
+from triune.buffer.export import export_entries
+from triune.buffer.manifest import ManifestWriter, read_manifest
 from triune.buffer.query_parser import parse_filter
 from triune.buffer.redaction import Deleted, delete
+from triune.buffer.stores.memory import Memory
+from triune.errors import StoreError
 from triune.records import GroupId
-from triune.testing.buffers import BufferWorld, fill, publish, run, states
+from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states
 from triune.testing.groups import make_group
 
 LEASE_S = 61
@@ -154,5 +162,121 @@ def test_what_a_dead_run_leased_from_a_shared_buffer_is_corrected_for_the_others
         again = await world.start("a")
         await again.resume_at(step=1, version=-1, consumed=[("i/s/0/0", 1)], checkpoint="c1", strict=False)
         await again.check_conservation()
+
+    run(work())
+
+
+# ------------------------------------------------------------------------------------------------------- exports
+
+
+def marked(out: Path) -> set[str]:
+    """Entries that an export's manifest says are deleted."""
+    manifest = read_manifest(out.with_name(out.name + ".manifest.json"))
+    assert manifest is not None
+    return manifest.redacted
+
+
+def test_a_deletion_that_was_cut_off_is_told_to_exports_by_the_next_one(
+    world: BufferWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async def work():
+        buffer = await world.start()
+        entries = await fill(buffer, 3)
+        out = world.folder / "out.jsonl"
+        export_entries(buffer.store, parse_filter(""), out)
+        with monkeypatch.context() as patch:
+            patch.setattr(redaction, "_stub", breaks_at(3, redaction._stub))
+            with pytest.raises(StoreError, match="cut off"):
+                deleted(buffer, "buffer = main")
+        assert deleted(buffer, "buffer = main").num_entries == 1
+        assert marked(out) == set(entries)
+
+    run(work())
+
+
+def breaks_at(call: int, function):
+    left = [call]
+
+    def count(*arguments):
+        left[0] -= 1
+        if left[0] <= 0:
+            raise StoreError("here", "cut off")
+        return function(*arguments)
+
+    return count
+
+
+def test_what_is_deleted_while_it_is_exported_is_marked_in_the_export(
+    world: BufferWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async def work():
+        buffer = await world.start()
+        entries = await fill(buffer, 3)
+        out, during = world.folder / "out.jsonl", list[Deleted]()
+
+        def delete_first(self, *arguments, add=ManifestWriter.add):
+            during.extend([] if during else [deleted(buffer, "task_key IN (t0, t2)")])
+            add(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ManifestWriter, "add", delete_first)
+            assert export_entries(buffer.store, parse_filter(""), out).num_entries == 3
+        assert during[0].unfinished_manifests == (f"{out}.manifest.json",)
+        assert marked(out) == {entries[0], entries[2]}
+        after = deleted(buffer, "buffer = main")
+        assert (after.manifests, after.lost_manifests) == ({f"{out}.manifest.json": 1}, ())
+        assert marked(out) == set(entries)
+
+    run(work())
+
+
+def test_an_export_that_fails_is_forgotten_and_the_one_it_was_to_replace_is_not(
+    world: BufferWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async def work():
+        buffer = await world.start()
+        entries = await fill(buffer, 1)
+        out = world.folder / "out.jsonl"
+        export_entries(buffer.store, parse_filter(""), out)
+        with monkeypatch.context() as patch:
+            patch.setattr(ManifestWriter, "add", breaks_at(1, ManifestWriter.add))
+            for name in ("out.jsonl", "new.jsonl"):
+                with pytest.raises(StoreError, match="cut off"):
+                    export_entries(buffer.store, parse_filter(""), world.folder / name)
+        found = deleted(buffer, "buffer = main")
+        assert (found.lost_manifests, found.unfinished_manifests) == ((), ())
+        assert marked(out) == set(entries)
+
+    run(work())
+
+
+def test_what_was_exported_before_its_group_was_made_again_is_marked_too(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await publish(buffer, 0)
+        [entry] = await fill(buffer, 1, version=0)
+        out = world.folder / "out.jsonl"
+        export_entries(buffer.store, parse_filter(""), out)
+        for step in (1, 2):
+            await publish(buffer, step)
+        assert await buffer.lease(1, max_staleness=0, wait=False) == []
+        assert str(await buffer.readmit(ROOMY, max_retries=2)) == entry
+        assert deleted(buffer, "task_key = t0").num_entries == 1
+        assert marked(out) == {entry}
+
+    run(work())
+
+
+def test_an_export_in_lines_has_a_manifest_too_and_another_store_takes_nothing_that_was_deleted(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await fill(buffer, 3)
+        out = world.folder / "past.lines"
+        assert await buffer.export_jsonl(out) == 3
+        assert deleted(buffer, "task_key != t1").manifests == {f"{out}.manifest.json": 2}
+        other = open_buffer(BufferSettings(store=Memory()), world.folder)
+        assert await other.import_jsonl(out, buffer="past") == 1
+        assert await states(other) == {"r/train/t1/0": "ready"}
+        await other.close()
 
     run(work())

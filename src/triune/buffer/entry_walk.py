@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from triune.buffer.database import Database
 from triune.buffer.query import Filter
@@ -57,13 +58,18 @@ def walk(
     after: int | None = None
     while limit is None or limit > 0:
         num = PAGE if limit is None or not wanted.is_exact else min(PAGE, limit)
-        with store.db.transaction():
-            rows = rows_that_fit(store.db, wanted, after=after, newest_first=newest_first, num=num)
-            page = list(itertools.islice(_checked(store, wanted, rows, reads), limit))
+        rows, page = store.db.attempt(partial(_read_page, store, wanted, after, newest_first, num, limit, reads))
         yield from page
         if len(rows) < num:
             return
         limit, after = None if limit is None else limit - len(page), rows[-1].seq
+
+
+def _read_page(
+    store: Store, wanted: Filter, after: int | None, newest_first: bool, num: int, limit: int | None, reads: bool
+) -> tuple[list[EntryRow], list[tuple[EntryRow, Group | None]]]:
+    rows = rows_that_fit(store.db, wanted, after=after, newest_first=newest_first, num=num)
+    return rows, list(itertools.islice(_checked(store, wanted, rows, reads), limit))
 
 
 def _checked(

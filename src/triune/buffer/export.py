@@ -12,6 +12,7 @@ import msgspec
 
 from triune.buffer.content import num_without_behaviour, record_hashes
 from triune.buffer.entry_walk import walk_groups
+from triune.buffer.export_notes import announce, complete, withdraw
 from triune.buffer.manifest import ManifestWriter, hash_file, manifest_path
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import EntryRow
@@ -67,17 +68,32 @@ def kind_of_export(out: Path) -> str:
     return kind
 
 
-def export_entries(store: Store, wanted: Filter, out: Path) -> Exported:
+def export_entries(store: Store, wanted: Filter, out: Path, *, kind: str = "") -> Exported:
     """Write the newest revision of every entry that fits, and a manifest; entries whose records are gone are left out.
 
+    The store knows of the export before its first entry is read, and what is deleted while it is written is marked in
+    its manifest at the end.
+
     `.jsonl` has one entry a line, `.parquet` one sequence a row. A name without ending makes a folder as
-    `datasets.load_dataset` reads it: the same rows, and a card.
+    `datasets.load_dataset` reads it: the same rows, and a card. `kind` decides where the name is not to.
 
     Raises:
         ConfigError: The name says no format, or something is in the way.
         StoreError: The disk is full, or an entry is damaged; no half file is left.
     """
-    kind = kind_of_export(out)
+    kind = kind or kind_of_export(out)
+    manifest = manifest_path(out) if kind != DATASET else out / "manifest.json"
+    earlier = announce(store, manifest, wanted)
+    try:
+        done = _write(store, wanted, out, kind)
+    except BaseException:
+        withdraw(store, manifest, earlier)
+        raise
+    complete(store, manifest, done.num_entries)
+    return done
+
+
+def _write(store: Store, wanted: Filter, out: Path, kind: str) -> Exported:
     target = out if kind != DATASET else out.with_name(out.name + ".partial")
     num_unknown = 0
     try:
@@ -109,7 +125,6 @@ def export_entries(store: Store, wanted: Filter, out: Path) -> Exported:
         raise StoreError(
             str(out), f"cannot be written ({error})", "a writable folder with space", "name another one"
         ) from error
-    _remember(store, manifest_path(out), notes.num_entries, wanted)
     return Exported(
         kind=kind,
         path=str(out),
@@ -119,16 +134,6 @@ def export_entries(store: Store, wanted: Filter, out: Path) -> Exported:
         num_rows=count(),
         num_without_behaviour=num_unknown,
     )
-
-
-def _remember(store: Store, manifest: Path, num_entries: int, wanted: Filter) -> None:
-    """Note in the store where it went, so that a later deletion reaches it."""
-    with store.db.transaction():
-        store.db.execute(
-            "INSERT INTO exports(manifest, at, num_entries, filter) VALUES (?, ?, ?, ?) ON CONFLICT(manifest) "
-            "DO UPDATE SET at = excluded.at, num_entries = excluded.num_entries, filter = excluded.filter",
-            (str(manifest.resolve()), store.db.now, num_entries, wanted.text),
-        )
 
 
 Opened = tuple[Sink, Callable[[], int]]

@@ -19,10 +19,13 @@ from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
 from triune.buffer.damage import Damaged
 from triune.buffer.entries import MAIN, make_parcel, operators_of
+from triune.buffer.export import JSONL, export_entries
 from triune.buffer.ledger import NO_MORE
+from triune.buffer.manifest import deleted_since
+from triune.buffer.query import Filter, equals
 from triune.buffer.runs import Incarnation, TrainerState
 from triune.buffer.store import Store
-from triune.buffer.transfer import LineWriter, from_plain, import_lines
+from triune.buffer.transfer import from_plain, import_lines
 from triune.buffer.uses import Grant
 from triune.buffer.writer import Writer, call_on
 from triune.errors import RecordError, StoreError
@@ -414,18 +417,20 @@ class StoredBuffer:
         return await self._writer.submit(lambda: check_conservation(self.store.db))
 
     async def export_jsonl(self, path: str | Path, *, buffer: str | None = None) -> int:
-        """Write every entry's newest revision as one JSON object per line, a page at a time; the number written."""
-        after = 0
-        with LineWriter(Path(path)) as lines:
-            while part := await self._writer.submit(lambda after=after: self.store.plain(buffer, after, 256)):
-                after = part[-1][0]
-                await asyncio.to_thread(_write_lines, lines, part)
-        return lines.number
+        """Write every entry's newest revision as one JSON object per line, beside it a manifest; the number written."""
+        wanted = Filter() if buffer is None else equals("buffer", buffer)
+        done = await asyncio.to_thread(export_entries, self.store, wanted, Path(path), kind=JSONL)
+        return done.num_entries
 
     async def import_jsonl(self, path: str | Path, *, buffer: str) -> int:
-        """Add exported entries that can be trained on to a named buffer, for every run; the number that are new."""
-        number = 0
+        """Add exported entries that can be trained on to a named buffer, for every run; the number that are new.
+
+        What was deleted since the export is left out.
+        """
+        number, gone = 0, deleted_since(Path(path))
         for line in import_lines(Path(path)):
+            if line.get("entry") in gone:
+                continue
             if line.get("state") not in (EntryState.READY, EntryState.SPENT, EntryState.RAW) or "group" not in line:
                 continue
             group = from_plain(line["group"])
@@ -522,8 +527,3 @@ class StoredBuffer:
     def abandon(self) -> None:
         """End without a word, as a killed process would: nothing queued is written. For crash tests."""
         self._writer.stop(abandon=True)
-
-
-def _write_lines(lines: LineWriter, part: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-    for _, line in part:
-        lines.write(line)

@@ -24,7 +24,7 @@ from triune.buffer.incoming import (
     read_rows,
     refuse_unknown,
 )
-from triune.buffer.manifest import check_files, manifest_path, read_manifest
+from triune.buffer.manifest import deleted_since
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import EntryRow, experiences_of
 from triune.buffer.store import Store
@@ -146,10 +146,7 @@ class _Import:
         self.first: dict[str, str] = {}
         self.num_sequences = self.num_unknown = 0
         self.rejects: LineWriter | None = None
-        manifest = read_manifest(manifest_path(path))
-        if manifest is not None:
-            check_files(path, manifest)
-        self.gone = set() if manifest is None else manifest.redacted
+        self.gone = deleted_since(path)
         self.contents = Contents(store, into)
 
     def run(self) -> Iterator[dict[str, Any]]:

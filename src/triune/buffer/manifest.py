@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -131,11 +133,13 @@ def note_redaction(path: Path, entries: Collection[str], by: str) -> int:
     if gone:
         note = Redaction(at_s=time.time(), by=by, entries=gone)
         plain = msgspec.structs.replace(manifest, redactions=[*manifest.redactions, note])
-        partial = path.with_name(path.name + ".partial")
+        partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")  # others may write it too
         try:
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=1))
             partial.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise StoreError(
                 str(path), f"cannot be written ({error})", "a writable manifest", "run gc again"
             ) from error
@@ -161,3 +165,16 @@ def check_files(export: Path, manifest: Manifest) -> None:
                 f"{wanted[:16]}, as its manifest says",
                 "export it again, or remove the manifest to take the file as it is",
             )
+
+
+def deleted_since(export: Path) -> set[str]:
+    """Entries of an export that were deleted since, so that they must not be used; none where it has no manifest.
+
+    Raises:
+        StoreError: A file is not the one that was exported, or the manifest cannot be read.
+    """
+    manifest = read_manifest(manifest_path(export))
+    if manifest is None:
+        return set()
+    check_files(export, manifest)
+    return manifest.redacted

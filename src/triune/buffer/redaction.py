@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -16,13 +15,12 @@ import msgspec
 from triune.buffer.content import REDACTED
 from triune.buffer.database import Database
 from triune.buffer.entry_walk import walk
-from triune.buffer.manifest import note_redaction
+from triune.buffer.export_notes import Told, tell_exports
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import group_of
 from triune.buffer.segments_gc import Reclaimed, reclaim
 from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
-from triune.errors import StoreError
 from triune.ports import EntryState, Refund
 from triune.records import Group, Task, encode_group
 
@@ -40,6 +38,8 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
         num_leased: Fit too, but a trainer holds them, or what an amendment made of them: left as they are.
         manifests: Manifest of an export → how many of its entries are gone.
         lost_manifests: Of exports that are no longer where they were written, or cannot be changed.
+        unfinished_manifests: Of exports that are being written and note it at their end, or were cut off.
+        left_in: File in which the bytes still are, because somebody reads an older state of the store; "" = none.
         examples: Names of the first few.
         segments: What that did to the segments that held their bytes.
     """
@@ -50,6 +50,8 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     num_leased: int
     manifests: Mapping[str, int] = {}
     lost_manifests: tuple[str, ...] = ()
+    unfinished_manifests: tuple[str, ...] = ()
+    left_in: str = ""
     examples: tuple[str, ...] = ()
     segments: Reclaimed = Reclaimed()
 
@@ -69,16 +71,19 @@ def delete(store: Store, wanted: Filter, *, by: str, is_dry: bool) -> Deleted:
     work = _Deletion(store, is_dry)
     for row, _ in walk(store, wanted):
         work.take(row.seq)
-    gone = [entry.name for entry in work.gone]
-    touched, lost = ({}, ()) if is_dry else _tell_exports(store, gone, by)
-    if gone and not is_dry:
-        _empty_log(store.db)
-    segments = Reclaimed() if is_dry else reclaim(store)  # also what an earlier deletion left, when it was stopped
+    told = Told() if is_dry else tell_exports(store, by)  # also of what an earlier one had no time to
     return Deleted(
-        num_entries=len(gone), states=dict(Counter(entry.state for entry in work.gone)),
-        sources=dict(Counter(entry.source for entry in work.gone)), num_leased=work.num_leased,
-        manifests=touched, lost_manifests=lost, examples=tuple(gone[:5]), segments=segments,
-    )  # fmt: skip
+        num_entries=len(work.gone),
+        states=dict(Counter(entry.state for entry in work.gone)),
+        sources=dict(Counter(entry.source for entry in work.gone)),
+        num_leased=work.num_leased,
+        manifests=told.manifests,
+        lost_manifests=told.lost,
+        unfinished_manifests=told.unfinished,
+        left_in="" if is_dry else _empty_log(store.db),
+        segments=Reclaimed() if is_dry else reclaim(store),  # also what an earlier one left, when it was stopped
+        examples=tuple(entry.name for entry in work.gone[:5]),
+    )
 
 
 class _Entry(NamedTuple):
@@ -181,31 +186,18 @@ def _stub(name: str) -> bytes:
     )
 
 
-def _tell_exports(store: Store, gone: list[str], by: str) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Note the deletion in the manifest of every export of this store."""
-    touched: dict[str, int] = {}
-    lost: list[str] = []
-    with store.db.transaction():
-        manifests = [name for (name,) in store.db.all("SELECT manifest FROM exports ORDER BY manifest")]
-    for name in manifests if gone else ():
-        try:
-            number = note_redaction(Path(name), gone, by) if Path(name).is_file() else None
-        except StoreError:
-            number = None
-        if number is None:
-            lost.append(name)
-        elif number:
-            touched[name] = number
-    return touched, tuple(lost)
-
-
 def _overwrite_what_is_deleted(db: Database) -> None:
     """SQLite keeps deleted bytes in its file until something else needs the place, unless it is told not to."""
     if isinstance(db, SQLiteDatabase):
         db.execute("PRAGMA secure_delete = ON")
 
 
-def _empty_log(db: Database) -> None:
-    """Move what the write-ahead log holds into the file, so that old pages are not left in it."""
-    if isinstance(db, SQLiteDatabase):
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+def _empty_log(db: Database) -> str:
+    """Move what the write-ahead log holds into the file, so that old pages are not left in it.
+
+    The log's name where somebody who reads still needs its old pages; "" = it is empty.
+    """
+    if not isinstance(db, SQLiteDatabase):
+        return ""
+    row = db.one("PRAGMA wal_checkpoint(TRUNCATE)")
+    return f"{db.where}-wal" if row is not None and row[0] else ""

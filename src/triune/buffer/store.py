@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from triune.buffer import resume
 from triune.buffer.amendments import Amendments, Reshape
@@ -17,7 +16,6 @@ from triune.buffer.entries import Entries
 from triune.buffer.ledger import AdmissionLedger
 from triune.buffer.runs import Incarnation, Runs
 from triune.buffer.segments import Blobs
-from triune.buffer.transfer import to_plain
 from triune.buffer.uses import Uses
 from triune.buffer.versions import Versions
 from triune.records import Group
@@ -84,16 +82,3 @@ class Store:
     def read(self, entry: str, revision: int | None) -> Group:
         """One revision of an entry, the newest by default."""
         return self.entries.read(self.entries.locate(entry)[0], revision)
-
-    def plain(self, buffer: str | None, after: int, num: int) -> list[tuple[int, Mapping[str, Any]]]:
-        """Up to `num` entries after a position, oldest first, as JSON-like lines with their position."""
-        rows = self.db.all(
-            "SELECT seq, entry, buffer, state, reason, revision FROM entries "
-            "WHERE seq > ?1 AND (?2 IS NULL OR buffer = ?2) AND state != 'evicted' ORDER BY seq LIMIT ?3",
-            (after, buffer, num),
-        )
-        names = ("entry", "buffer", "state", "reason", "revision")
-        return [
-            (row[0], {**dict(zip(names, row[1:], strict=True)), "group": to_plain(self.entries.read(row[0]))})
-            for row in rows
-        ]

@@ -166,7 +166,7 @@ def delete_from(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Delete what entries hold, or say what that would be; leaves with exit code 1 when a trainer holds some."""
+    """Delete what entries hold, or say what that would be; leaves with exit code 1 when some is left."""
     if source is not None and source not in list(Source):
         raise ConfigError("--source", f"found {source!r}", " or ".join(Source))
     columns = {"task_key": task, "source": source, f"data.{user_field}": user}
@@ -188,7 +188,7 @@ def delete_from(
         print_json({**to_plain(result), "is_dry_run": dry_run, "filter": wanted.text})
     else:
         typer.echo("\n".join(_deleted_lines(result, dry_run)))
-    if result.num_leased and not dry_run:
+    if (result.num_leased or result.left_in) and not dry_run:
         raise typer.Exit(1)
 
 
@@ -199,9 +199,17 @@ def _deleted_lines(result: Deleted, is_dry: bool) -> list[str]:
     lines += [f"  {entry}" for entry in result.examples]
     if result.num_entries > len(result.examples):
         lines.append(f"  … and {result.num_entries - len(result.examples)} more")
-    lines += [f"{number} of them are in the export of {name}" for name, number in result.manifests.items()]
+    lines += [f"{number} deleted entries are in the export of {name}" for name, number in result.manifests.items()]
     lines += [f"an export is no longer where it was written: {name}; note it there" for name in result.lost_manifests]
+    lines += [
+        f"an export is being written, and marks it at its end, or was cut off: {name}"
+        for name in result.unfinished_manifests
+    ]
     lines += _segment_lines(result.segments, is_dry)
+    if result.left_in:
+        lines.append(
+            f"their bytes are still in {result.left_in}: somebody reads the store as it was; try again when they ended"
+        )
     if result.num_leased:
         lines.append(f"{result.num_leased} entries are leased and stay: try again after the next checkpoint")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from triune.buffer.imports import Imported, import_file
 from triune.buffer.manifest import read_manifest
 from triune.buffer.query_parser import parse_filter
 from triune.buffer.redaction import Deleted, delete
+from triune.buffer.sqlite import open_database
+from triune.buffer.store import Store
 from triune.errors import ConfigError, StoreError, TaskError
 from triune.records import Group, GroupId, Media, Pair, Record, RolloutId, Source, Task, Text, encode_group
 from triune.testing.filled_stores import fill, in_buffer, make_store
@@ -415,6 +418,21 @@ def test_a_deleted_users_words_are_nowhere_in_the_store_and_every_count_still_ad
 def everything_in(folder: Path) -> bytes:
     """The store's bytes: pages, free pages and log."""
     return b"".join(file.read_bytes() for file in folder.glob("buffer.sqlite*"))
+
+
+def test_a_deletion_says_when_a_reader_keeps_the_bytes_on_the_disk_and_the_next_one_takes_them(tmp_path: Path):
+    path = make_store(tmp_path)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM runs").fetchone()
+    with OpenBuffer(Store(open_database(path, busy_timeout_s=0.05))) as buffer:
+        found = deleted(buffer, "data.user_id = ann")
+        assert (found.num_entries, found.left_in) == (2, f"{path}-wal")
+        assert b"secret of ann" in everything_in(tmp_path)
+        reader.close()
+        found = deleted(buffer, "data.user_id = ann")
+        assert (found.num_entries, found.left_in) == (0, "")
+        assert b"secret of ann" not in everything_in(tmp_path)
 
 
 def test_what_a_trainer_holds_is_left_and_counted(tmp_path: Path):

@@ -161,6 +161,21 @@ def test_segments_are_counted_verified_and_freed(capsys, run):
     assert (code, "it cannot be read" in err) == (1, True)
 
 
+def test_gc_leaves_with_exit_code_1_while_a_reader_keeps_old_bytes_on_the_disk(capsys, run):
+    Path("first.yaml").write_text(RUN + "buffer: {store: {use: sqlite, busy_timeout_s: 0.05}}\n")
+    config = load_config("first.yaml")
+    save_resolved(config, config.run_dir)
+    reader = sqlite3.connect("runs/first/buffer.sqlite", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM runs").fetchone()
+    code, out, _ = triune(capsys, "buffer", "gc", run, "--user", "ann", "--yes")
+    assert code == 1
+    assert "their bytes are still in runs/first/buffer.sqlite-wal: somebody reads the store as it was; try again" in out
+    reader.close()
+    code, out, _ = triune(capsys, "buffer", "gc", run, "--user", "ann", "--yes")
+    assert (code, out) == (0, "0 entries deleted\n")
+
+
 def test_verify_is_silent_on_a_sound_store_and_names_damage_with_exit_code_1(capsys, run):
     code, out, _ = triune(capsys, "buffer", "verify", run)
     assert (code, out.splitlines()[-1]) == (0, "everything is as it should be")
