@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from triune.buffer.query import Filter
 from triune.buffer.query_parser import parse_filter
 from triune.buffer.redaction import delete
 from triune.buffer.stores.postgres import MARK
+from triune.buffer.verify import verify
 from triune.errors import ConfigError
 from triune.testing.buffers import BufferWorld, run
+from triune.testing.buffers import fill as fill_groups
 from triune.testing.filled_stores import fill
 from triune.testing.postgres import MISSING, OnTestServer, server_url
 
@@ -88,6 +91,31 @@ def test_deletion_leaves_balanced_books(looking: OpenBuffer):
     assert found.states == {"spent": 1, "ready": 1}
     assert looking.verify().findings == ()
     assert delete(looking.store, Filter(), by="x", is_dry=True).num_entries == 3
+
+
+def test_an_entry_that_is_amended_while_it_is_checked_is_no_contradiction(
+    world: BufferWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async def work():
+        buffer = await world.start()
+        [entry, _] = await fill_groups(buffer, 2)
+        who, db, asked = buffer.who, buffer.store.db, list[str]()
+        assert who is not None
+
+        def read_then_amend(sql: str, parameters: Any = (), read: Any = db.all) -> list[Any]:
+            rows = read(sql, parameters)
+            if "FROM entries WHERE seq >" in sql and not asked:
+                asked.append(sql)
+                buffer.store.amendments.amend(who, entry, {"members": {"0": {"reward": 3.0}}}, "judge", "k")
+            return rows
+
+        with monkeypatch.context() as patch:
+            patch.setattr(db, "all", read_then_amend)
+            result = verify(buffer.store)
+        assert (await buffer.read(entry)).experiences[0].reward == 3.0
+        assert (result.findings, result.num_entries, result.num_blobs) == ((), 2, 6)
+
+    run(work())
 
 
 def test_damage_is_found_with_its_entry(looking: OpenBuffer):

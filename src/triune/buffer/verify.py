@@ -11,6 +11,7 @@ import msgspec
 
 from triune.buffer.conservation import check_conservation
 from triune.buffer.content import REDACTED
+from triune.buffer.database import Row
 from triune.buffer.query_columns import group_of
 from triune.buffer.segments_gc import SegmentFact, survey
 from triune.buffer.sqlite import SQLiteDatabase
@@ -24,6 +25,11 @@ T = TypeVar("T")
 
 PAGE = 128
 """Entries checked in one transaction."""
+
+MAX_LOOKS = 10
+"""How often an entry is looked at that changes all the time."""
+
+_ROW = "SELECT seq, entry, state, reason, revision, num_records, reward FROM entries"
 
 _RECOVER = "keep a copy of the file, then salvage it with `sqlite3 FILE .recover`"
 _BRING = "restore it from a copy; runs skip the entries in it, and `triune buffer gc` can take them out"
@@ -233,18 +239,32 @@ class _Verification:
 
     def _check_page(self, after: int) -> int | None:
         """Check the entries after a position; the last one's position, None at the end."""
-        sql = "SELECT seq, entry, state, reason, num_records, reward FROM entries WHERE seq > ? ORDER BY seq LIMIT ?"
+        sql = f"{_ROW} WHERE seq > ? ORDER BY seq LIMIT ?"
         rows = self._read("rows", lambda: self.db.all(sql, (after, PAGE)))
         if rows is None:
             self._find("rows", f"entries behind number {max(after, 0)} cannot be read", _RECOVER)
             return None
-        for seq, entry, state, reason, num_records, reward in rows:
+        for row in rows:
             self.num_entries += 1
+            self._check_entry(row)
+        return rows[-1][0] if len(rows) == PAGE else None
+
+    def _check_entry(self, row: Row) -> None:
+        """Check one entry, again if it was changed on the way: its row and its bytes are then of two moments."""
+        for _ in range(MAX_LOOKS):
+            before = len(self.findings), self.num_blobs, self.num_bytes
+            seq, entry, state, reason, _, num_records, reward = row
             groups = self._check_revisions(seq, str(entry))
             if groups and reason != REDACTED and state != EntryState.EVICTED:
                 check = partial(self._check_row, str(entry), groups[-1], num_records, reward)
                 self._note(attempt(check, "rows", str(entry)))
-        return rows[-1][0] if len(rows) == PAGE else None
+            if len(self.findings) == before[0]:
+                return
+            now = self._read("rows", partial(self.db.one, f"{_ROW} WHERE seq = ?", (seq,)), str(entry))
+            if now is None or now[1:5] == row[1:5]:
+                return
+            del self.findings[before[0] :]
+            (self.num_blobs, self.num_bytes), row = before[1:], now
 
     def _check_revisions(self, seq: int, entry: str) -> list[Group]:
         sql = (
