@@ -280,3 +280,16 @@ def test_an_export_in_lines_has_a_manifest_too_and_another_store_takes_nothing_t
         await other.close()
 
     run(work())
+
+
+def test_what_was_deleted_comes_back_under_no_other_name(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await fill(buffer, 1)
+        out = world.folder / "out.jsonl"
+        await buffer.export_jsonl(out)
+        assert deleted(buffer, "task_key = t0").num_entries == 1
+        out.with_name("copy.jsonl").write_text(out.read_text().replace("r/train/t0/0", "q/train/t0/0"))
+        assert await buffer.import_jsonl(out.with_name("copy.jsonl"), buffer="past") == 0
+
+    run(work())

@@ -18,7 +18,8 @@ from triune.buffer.choosing import Order
 from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
 from triune.buffer.damage import Damaged
-from triune.buffer.entries import MAIN, make_parcel, operators_of
+from triune.buffer.deleted import are_deleted, marks_of
+from triune.buffer.entries import MAIN, Parcel, make_parcel, operators_of
 from triune.buffer.export import JSONL, export_entries
 from triune.buffer.ledger import NO_MORE
 from triune.buffer.manifest import deleted_since
@@ -425,7 +426,7 @@ class StoredBuffer:
     async def import_jsonl(self, path: str | Path, *, buffer: str) -> int:
         """Add exported entries that can be trained on to a named buffer, for every run; the number that are new.
 
-        What was deleted since the export is left out.
+        What was deleted since the export, or from this buffer, is left out.
         """
         number, gone = 0, deleted_since(Path(path))
         for line in import_lines(Path(path)):
@@ -438,11 +439,13 @@ class StoredBuffer:
             if parcel.summary.is_waiting:
                 raise RecordError(str(group.id), "an unknown reward", "rewards in all imported entries")
             state = EntryState.READY if state is EntryState.SPENT else state
-            number += await self._writer.submit(
-                lambda parcel=parcel, state=state: self.store.entries.insert_free(
-                    parcel, buffer=buffer, scope="", state=state
-                )
-            )
+            marks = marks_of(group)
+
+            def insert(parcel: Parcel = parcel, state: EntryState = state, marks: set[str] = marks) -> bool:
+                put = self.store.entries.insert_free
+                return not are_deleted(self.store.db, marks) and put(parcel, buffer=buffer, scope="", state=state)
+
+            number += await self._writer.submit(insert)
         return number
 
     # ---- versions

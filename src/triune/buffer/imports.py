@@ -14,6 +14,7 @@ import numpy as np
 
 from triune.buffer.content import REDACTED, entry_hash, num_without_behaviour
 from triune.buffer.contents import Contents
+from triune.buffer.deleted import IMPORTED, REFUSED, are_deleted, marks_of
 from triune.buffer.entries import Parcel, make_parcel
 from triune.buffer.incoming import (
     Format,
@@ -36,9 +37,6 @@ from triune.records import Experience, Group, GroupId, Pair, Record, Task
 
 Reader = Callable[[Format, GroupId, Task], Sequence[Record]]
 """Makes records of a row of text (`chat`, `sharegpt`, `pairs`); it needs a tokenizer, so whoever imports brings it."""
-
-IMPORTED = "import"
-"""In the ids of what was made of rows of text, in the place of a run's name."""
 
 BATCH = 256
 """Entries that are looked up, and stored, in one transaction."""
@@ -214,10 +212,17 @@ class _Import:
         while self.contents.hash_page():  # what a run put meanwhile
             pass
         known = self.contents.known([found.content for found in batch])
+        marks = [marks_of(found.group, found.content) for found in batch]
+        gone = are_deleted(self.store.db, set().union(*marks))
         outcomes = []
-        for found in batch:
-            outcomes.append("duplicate" if found.content in known else self._insert(found))
-            known.add(found.content)
+        for found, its in zip(batch, marks, strict=True):
+            if found.content in known:
+                outcomes.append("duplicate")
+            elif gone & its:
+                outcomes.append("; expected ".join(REFUSED))
+            else:
+                outcomes.append(self._insert(found))
+                known.add(found.content)
         return outcomes
 
     def _insert(self, found: _Candidate) -> str:
@@ -226,7 +231,7 @@ class _Import:
             return "new"
         row = self.store.db.one("SELECT reason FROM entries WHERE entry = ?", (str(found.group.id),))
         if row is not None and row[0] == REDACTED:
-            return "deleted from this buffer before; expected an entry that may be used"
+            return "; expected ".join(REFUSED)
         if self._put(_parcel_of(_renamed(found.group, self.into)), found):
             return "new"
         return "its id and content are in this store already; expected a new one"

@@ -14,6 +14,7 @@ import msgspec
 
 from triune.buffer.content import REDACTED
 from triune.buffer.database import Database
+from triune.buffer.deleted import marks_of, remember
 from triune.buffer.entry_walk import walk
 from triune.buffer.export_notes import Told, tell_exports
 from triune.buffer.query import Filter
@@ -21,6 +22,7 @@ from triune.buffer.query_columns import group_of
 from triune.buffer.segments_gc import Reclaimed, reclaim
 from triune.buffer.sqlite import SQLiteDatabase
 from triune.buffer.store import Store
+from triune.buffer.verify import attempt
 from triune.ports import EntryState, Refund
 from triune.records import Group, Task, encode_group
 
@@ -145,6 +147,7 @@ class _Deletion:
         return self.db.one(sql, (seq, self.db.now)) is not None
 
     def _delete(self, entry: _Entry) -> None:
+        remember(self.db, self._marks(entry.seq))
         if entry.state in _KEPT:
             self._mark(entry)
         else:
@@ -161,6 +164,12 @@ class _Deletion:
             "WHERE entry = ?",
             (msgspec.msgpack.encode({}), entry.seq),
         )
+
+    def _marks(self, seq: int) -> set[str]:
+        """Of its first and newest revision; none of what is damaged or was evicted."""
+        read = self.store.entries.read
+        found = [attempt(lambda revision=revision: marks_of(read(seq, revision)), "blobs") for revision in (0, None)]
+        return {mark for marks in found if isinstance(marks, set) for mark in marks}
 
     def _mark(self, entry: _Entry) -> None:
         self.db.execute("UPDATE entries SET reason = ?, deadline = NULL WHERE seq = ?", (REDACTED, entry.seq))

@@ -198,7 +198,12 @@ CREATE TABLE segment_blobs (
 CREATE INDEX segment_blobs_of ON segment_blobs (segment, start);
 """
 
-MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
+VERSION_5 = """
+-- Hashes of what was deleted, so that no import brings it back.
+CREATE TABLE deleted (mark TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5)
 """`MIGRATIONS[n]` leads from version n to n + 1, in SQLite's dialect; other backends translate the types.
 
 A published one never changes: a change of the tables is one more.

@@ -471,6 +471,28 @@ def test_exports_note_a_deletion_and_no_import_brings_it_back(source: OpenBuffer
     assert "deleted from this buffer before; expected an entry that may be used" in again.reasons
 
 
+def test_a_deleted_row_of_text_comes_back_under_no_other_name_and_with_no_other_tokens(
+    target: OpenBuffer, tmp_path: Path
+):
+    chat = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], "user_id": 7}]
+    imported(target, write(tmp_path / "chats.jsonl", chat))
+    assert deleted(target, "data.user_id = 7").num_entries == 1
+    says = {"deleted from this buffer before; expected an entry that may be used": 1}
+    for name, into in (("chats.jsonl", "past"), ("copy.jsonl", "past"), ("other.jsonl", "elsewhere")):
+        again = imported(target, write(tmp_path / name, chat), into=into)
+        assert (again.num_new, again.reasons) == (0, says), name
+    anonymous = [{"messages": chat[0]["messages"]}]
+    assert imported(target, write(tmp_path / "anonymous.jsonl", anonymous)).reasons == says
+
+    def other_tokens(*arguments: Any) -> Sequence[Record]:
+        return [one.replace(tokens=one.tokens + 1) for one in read_text(*arguments)]  # type: ignore[union-attr]
+
+    again = imported(target, write(tmp_path / "chats-2.jsonl", chat), reader=other_tokens)
+    assert (again.num_new, again.reasons) == (0, says)
+    chat[0]["messages"][1]["content"] = "something else"
+    assert imported(target, write(tmp_path / "news.jsonl", chat)).num_new == 1
+
+
 def test_a_deleted_entry_that_a_resume_gives_back_is_not_leased_and_frees_its_slot(tmp_path: Path):
     make_store(tmp_path)
     with triune.buffer.open(tmp_path / "buffer.sqlite") as buffer:
