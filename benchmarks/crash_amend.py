@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from triune.buffer import BufferSettings, open_buffer
 
 async def amend(run_dir: Path) -> None:
     """Put a note to every entry that can be leased, again and again; some are leased at that moment."""
-    buffer = open_buffer(BufferSettings(), run_dir)
+    section = json.loads((run_dir / "run.resolved.json").read_text())["config"]["buffer"]
+    buffer = open_buffer(BufferSettings.model_validate({"store": section["store"]}), run_dir)
     await buffer.join_run(run_dir.name, timeout_s=60)
     number = 0
     while True:

@@ -1,4 +1,7 @@
-"""Plug-in of the crash campaign: a workflow slow enough to be killed in, and a sampling that keeps a diary."""
+"""Plug-in of the crash campaign: a workflow slow enough to be killed in, and a sampling that keeps a diary.
+
+Both leave a file named by their process in the folder TRIUNE_CRASH_BEGAN, so that the campaign knows that work began.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,19 @@ import json
 import os
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from triune import Model, Task
 from triune.algorithms.samplings.fifo import Fifo
 from triune.ports import Buffer, Leases
 from triune.registry import brick
+
+
+def say_begun() -> None:
+    """Leave the file, where somebody asked for it."""
+    folder = os.environ.get("TRIUNE_CRASH_BEGAN")
+    if folder:
+        Path(folder, str(os.getpid())).touch()
 
 
 @brick("workflow", "unhurried")
@@ -22,6 +33,7 @@ class Unhurried:
     pause_s: float = 0.1
 
     async def __call__(self, task: Task, model: Model) -> float:
+        say_begun()
         chat = model.chat()
         await chat.ask(task.data["question"])
         await asyncio.sleep(self.pause_s)
@@ -39,6 +51,7 @@ class Diary(Fifo):
     async def __call__(
         self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None
     ) -> Leases:
+        say_begun()
         leases = await super().__call__(buffer, num, step=step, max_staleness=max_staleness, ahead=ahead)
         uses = [(lease.entry, lease.use_no, lease.staleness) for lease in leases]
         line = json.dumps({"pid": os.getpid(), "uses": uses}) + "\n"

@@ -1,47 +1,56 @@
-"""kill -9 of real processes: at named places, and at random a few times (often with TRIUNE_CRASH_KILLS=20)."""
+"""kill -9 of real processes on a SQLite file: at named places, and at random a few times (200: make crash-campaign)."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks import crash_harness as harness
+from benchmarks import crash_scenarios as scenarios
+from benchmarks.crash_flight import STEPS, TASKS_PER_STEP
+from benchmarks.crash_scenarios import Flown, Site
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+NUM_KILLS = 2
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
     """What a run trains that nobody kills."""
-    found = harness.uninterrupted(tmp_path_factory.mktemp("whole"))
-    assert sum(found.values()) == harness.STEPS * harness.TASKS_PER_STEP
+    found, _ = scenarios.uninterrupted(Site(tmp_path_factory.mktemp("whole")), "run")
+    assert sum(found.values()) == STEPS * TASKS_PER_STEP
     assert set(found.values()) == {1}
     return found
 
 
 def test_case_38_killed_at_every_named_place_a_run_still_trains_each_task_once(tmp_path: Path, expected: Counter[str]):
-    flight, trained = harness.killed_at_failpoints(tmp_path, harness.FAILPOINTS)
-    assert flight.kills == list(harness.FAILPOINTS)
+    flight, trained = scenarios.killed_at_failpoints(Site(tmp_path))
+    assert flight.kills == list(scenarios.FAILPOINTS)
     assert trained == expected
 
 
 def test_case_38_a_process_killed_while_it_amends_a_leased_entry_harms_nothing(tmp_path: Path, expected: Counter[str]):
-    _, trained = harness.killed_while_amending(tmp_path)
+    _, trained = scenarios.killed_while_amending(Site(tmp_path))
     assert trained == expected
 
 
-def test_case_38_triune_run_killed_at_random_trains_each_task_once(tmp_path: Path, expected: Counter[str]):
-    _, trained = harness.killed_at_random(tmp_path, 2, random.Random("run"))
-    assert trained == expected
-
-
-@pytest.mark.parametrize("victim", ["explore", "train"])
-def test_case_38_one_of_two_processes_killed_at_random_and_started_again_joins_the_other(
-    tmp_path: Path, expected: Counter[str], victim: str
+@pytest.mark.parametrize(
+    ("name", "fly"),
+    [
+        ("run", scenarios.run_killed),
+        ("train", scenarios.train_killed),
+        ("explore", scenarios.explore_killed),
+        ("both", scenarios.both_killed),
+    ],
+)
+def test_case_38_killed_at_random_and_started_again_a_run_trains_each_task_once(
+    tmp_path: Path, expected: Counter[str], name: str, fly: Callable[[Site, int, random.Random], Flown]
 ):
-    _, trained = harness.one_of_two_killed(tmp_path, victim, 2, random.Random(victim))
+    flight, trained = fly(Site(tmp_path), NUM_KILLS, random.Random(name))
+    assert flight.kills
     assert trained == expected
 
 
@@ -49,6 +58,6 @@ def test_case_42_a_deterministic_run_killed_and_resumed_ends_with_the_weights_of
     weights = []
     for name, places in (("whole", []), ("killed", ["buffer.put.inside:10", "trainer.checkpoint.after_rename:2"])):
         (tmp_path / name).mkdir()
-        flight, _ = harness.killed_at_failpoints(tmp_path / name, places, deterministic=True)
+        flight, _ = scenarios.killed_at_failpoints(Site(tmp_path / name), places, deterministic=True)
         weights.append((flight.run_dir / "export" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,11 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 Parameters = Sequence[Any] | Mapping[str, Any]
+
+TELL_S = 1.0
+"""How long a database may be away before somebody who waits for it is told."""
+
+_log = logging.getLogger(__name__)
 
 TOPICS = frozenset({"entries", "slots", "stock", "versions", "runs", "control"})
 """What a transaction may touch; who waits for one of them looks again after it commits."""
@@ -55,6 +61,7 @@ class Database(ABC):
         self.before_commit: Callable[[], None] = lambda: None
         self._counts: dict[str, int] = {}
         self._turn = threading.Lock()
+        self._is_patient = True
 
     def one(self, sql: str, parameters: Parameters = ()) -> Row | None:
         """The first row, or None."""
@@ -96,15 +103,26 @@ class Database(ABC):
                 raise
 
     def attempt(self, work: Callable[[], T], gives_up: Callable[[], bool] = lambda: False) -> T:
-        """Run `work` in a transaction, and again while it is interrupted, for `patience_s` or until `gives_up`."""
-        deadline, pause_s = time.monotonic() + self.patience_s, 0.02
+        """Run `work` in a transaction, and again while it is interrupted, for `patience_s` or until `gives_up`.
+
+        Once patience was at an end, calls are tried only once until one succeeds: who ends because of it ends soon.
+        """
+        began, pause_s, is_told = time.monotonic(), 0.02, False
+        patience_s = self.patience_s if self._is_patient else 0.0
         while True:
             try:
                 with self.transaction():
-                    return work()
-            except Interrupted:
-                if time.monotonic() > deadline or gives_up():
+                    done = work()
+                self._is_patient = True
+                return done
+            except Interrupted as error:
+                waited = time.monotonic() - began
+                if waited > patience_s or gives_up():
+                    self._is_patient = False
                     raise
+                if waited > TELL_S and not is_told:
+                    is_told = True
+                    _log.warning("%s: %s; asking again for up to %.0f s", error.where, error.found, patience_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 

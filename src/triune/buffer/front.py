@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -522,7 +523,8 @@ class StoredBuffer:
             return
         who = self.who
         if who is not None:
-            await self._writer.submit(lambda: self.store.runs.leave(who))
+            with suppress(StoreError):  # it is missed after `lease_s` too, and what ends the run is said already
+                await self._writer.submit(lambda: self.store.runs.leave(who))
         await asyncio.to_thread(self._writer.stop)
         self._wake({topic for topic, _ in tuple(self._waiters)})
         self.store.db.close()

@@ -7,10 +7,12 @@ import functools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,10 @@ MISSING = f"no PostgreSQL server: install Debian's package `postgresql`, or set 
 
 _OPTIONS = "-c listen_addresses= -c max_connections=300 -c fsync=off -c unix_socket_directories={socket}"
 """Without fsync a killed server still loses nothing, because the machine lives on; only a power cut would hurt."""
+
+
+_GONE_S = 10.0
+"""How long killed processes may take to be gone."""
 
 
 def find_binaries() -> Path | None:
@@ -63,6 +69,26 @@ class PostgresServer:
         """Stop it; `immediate` is a crash: it recovers at the next start."""
         self._call("pg_ctl", "stop", "-w", "-D", str(self.folder / "data"), "-m", mode)
 
+    def processes(self) -> list[int]:
+        """Numbers of the server's process and of those it started."""
+        server = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        return [server, *_children_of(server)]
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes, as when the machine ends; `start` recovers it."""
+        os.kill(self.processes()[0], signal.SIGSTOP)  # so that it starts no other meanwhile
+        pids = self.processes()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _GONE_S
+        while any(_is_alive(pid) for pid in pids):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"processes {pids} of the server do not end")
+            time.sleep(0.005)
+        for stale in ("data/postmaster.pid", ".s.PGSQL.5432", ".s.PGSQL.5432.lock"):
+            (self.folder / stale).unlink(missing_ok=True)  # its number may be somebody else's by the next start
+
     def remove(self) -> None:
         """Stop it, if it runs, and delete its folder."""
         if (self.folder / "data" / "postmaster.pid").exists():
@@ -82,6 +108,28 @@ class PostgresServer:
         if done.returncode:
             said = (self.folder / "errors").read_text(errors="replace")
             raise RuntimeError(f"{program} failed with {done.returncode}: {said}")
+
+
+def _children_of(parent: int) -> list[int]:
+    """Its child processes, from Linux's /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(_status_of(stat)[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return _status_of(Path(f"/proc/{pid}/stat"))[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _status_of(stat: Path) -> list[str]:
+    """State and parent, and what follows, of a process: what is behind its name in brackets."""
+    return stat.read_text().rpartition(")")[2].split()
 
 
 def _unprivileged() -> int | None:

@@ -295,6 +295,26 @@ def test_a_server_that_stays_away_is_told_after_a_while_and_what_was_committed_i
     run(work())
 
 
+def test_a_server_that_stays_away_is_waited_for_once_with_a_word_and_then_a_process_ends_at_once(
+    own_server: postgres.PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async def work() -> None:
+        buffer = await started(own_server.url, tmp_path, reconnect_s=2.0)
+        own_server.kill()
+        with pytest.raises(Interrupted):
+            await put(buffer, "a")
+        [said] = caplog.messages
+        assert "the server does not answer" in said
+        assert "asking again for up to 2 s" in said
+        began = time.monotonic()
+        with pytest.raises(Interrupted):
+            await put(buffer, "a")
+        await buffer.close()
+        assert time.monotonic() - began < 1.0
+
+    run(work())
+
+
 # ----------------------------------------------------------------------------------------- what it says
 
 
