@@ -89,7 +89,7 @@ class Site:
 
     folder: Path
     server: PostgresServer | None = None
-    pace: Pace = Pace(5.0, 4.0)
+    pace: Pace = Pace(3.0, 1.5)
 
     def config(self, *, patience_s: float = COMES_BACK_S, **sections: Any) -> dict[str, Any]:
         """The campaign's run file over this store."""

@@ -17,7 +17,7 @@ from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
 from triune.buffer.database import Database, Interrupted, Parameters
-from triune.buffer.postgres_errors import cannot_connect, store_error
+from triune.buffer.postgres_errors import cannot_connect, is_returning, store_error
 from triune.buffer.postgres_news import Hear, News
 from triune.buffer.postgres_sql import nulls_of, quoted, translate, translate_types
 from triune.buffer.schema import bring_up
@@ -85,13 +85,24 @@ class PostgresDatabase(Database):
         self._makes = makes
         self._num_commits, self._writes = 0, False
         self._news: News | None = None
-        self._line = self._connect()
+        self._line = self._arrive()
         self.where = f"{_address(self._line)}, schema {schema!r}"
         try:
             self.attempt(self._prepare)
         except BaseException:
             self.close()
             raise
+
+    def _arrive(self) -> Connection:
+        """The first connection: a server that recovers is waited for, one that is not there may be a wrong address."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return self._connect()
+            except Interrupted as error:
+                if not is_returning(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
 
     def _connect(self) -> Connection:
         """A new connection, set up.

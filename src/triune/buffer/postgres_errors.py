@@ -40,6 +40,9 @@ _MEANINGS = {
     "XX002": ("an index is damaged", "REINDEX the schema, then resume"),
 }
 
+_RETURNING = "starting up|yet accepting connections|recovery mode"
+"""What a server says that is on its way back, however long its recovery takes."""
+
 _REFUSALS = (
     ("password authentication failed", "the password is wrong", "correct it in ~/.pgpass or PGPASSWORD"),
     ("no password supplied", "a password is needed", "put it into ~/.pgpass or PGPASSWORD"),
@@ -59,13 +62,18 @@ _REFUSALS = (
 """What the server says to somebody it does not let in, who need not ask again."""
 
 _ABSENCES = (
-    ("starting up|yet accepting connections", "the server is starting", "wait a moment"),
+    (_RETURNING, "the server is starting", "wait a moment"),
     ("shutting down", "the server is stopping", "start it again"),
     ("too many clients", "the server has no connection left", "raise its max_connections, or end idle clients"),
     ("remaining connection slots", "the server has no connection left", "raise its max_connections"),
     ("resolve host", "there is no such host", "correct it in buffer.store.url"),
     ("translate host name", "there is no such host", "correct it in buffer.store.url"),
 )
+
+
+def is_returning(error: StoreError) -> bool:
+    """Whether there was no connection because the server recovers or starts."""
+    return re.search(_RETURNING, error.found) is not None
 
 
 def cannot_connect(error: psycopg.Error, where: str) -> StoreError:

@@ -315,6 +315,30 @@ def test_a_server_that_stays_away_is_waited_for_once_with_a_word_and_then_a_proc
     run(work())
 
 
+def test_a_server_that_still_recovers_is_waited_for_by_who_opens_it_and_one_that_is_not_there_is_not(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real, said = psycopg.connect, ["FATAL:  the database system is in recovery mode", "FATAL:  ... is starting up"]
+
+    def connect(*args: Any, **options: Any) -> Any:
+        if said:
+            raise psycopg.OperationalError(said.pop())
+        return real(*args, **options)
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    assert run(_epoch(url, tmp_path)) == 0
+    assert said == []
+    said += ["connection refused: is the server running?"]
+    with pytest.raises(StoreError, match="the server does not answer"):
+        open_at(url, tmp_path)
+
+
+async def _epoch(url: str, folder: Path) -> int:
+    buffer = await started(url, folder)
+    await buffer.close()
+    return buffer.epoch
+
+
 # ----------------------------------------------------------------------------------------- what it says
 
 
