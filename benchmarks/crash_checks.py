@@ -61,7 +61,7 @@ def check_finished(run_dir: Path, diary: Path, bases: Sequence[tuple[int, int]],
 def _check_rows(run_dir: Path, steps: int) -> None:
     """Every step has its row in `metrics.jsonl`, on the line that survived."""
     rows = [row for row in surviving_rows(run_dir / "metrics.jsonl") if row["role"] == "trainer"]
-    there = {row["step"] for row in rows if "loss" in row}
+    there: set[Any] = {row["step"] for row in rows if "loss" in row}
     if there != set(range(1, steps + 1)):
         raise Broken(f"metrics.jsonl has the trainer's rows of steps {sorted(there)}")
 

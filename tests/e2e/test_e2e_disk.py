@@ -68,9 +68,12 @@ def whole(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small"
 
 
-@pytest.mark.parametrize("size", ["200k", "600k", "1100k"])  # of the store, of a version or of the second checkpoint
+@pytest.mark.parametrize(
+    ("size", "num_checkpoints"),
+    [("200k", 0), ("1100k", 0), ("2m", 1)],  # in the first transaction, in the first steps, behind the first checkpoint
+)
 def test_a_full_disk_ends_the_run_with_its_name_and_a_resume_ends_as_if_there_had_been_room(
-    bench: Any, whole: Path, disk: Disk, capsys: Any, size: str
+    bench: Any, whole: Path, disk: Disk, capsys: Any, size: str, num_checkpoints: int
 ):
     disk.resize(size)
     runs = disk.folder / "runs"
@@ -81,6 +84,7 @@ def test_a_full_disk_ends_the_run_with_its_name_and_a_resume_ends_as_if_there_ha
     assert "found:" in said
     assert "No space left" in said or "disk is full" in said
     assert "Traceback" not in said
+    assert len(list(runs.glob("small/checkpoints/step-*"))) == num_checkpoints
     disk.resize("64m")
     begun = (runs / "small" / "buffer.sqlite").exists()
     code = command_line(["run", file, f"runs_dir={runs}", *(["--resume"] if begun else [])])
