@@ -84,12 +84,12 @@ class Site:
     Attributes:
         folder: An empty one, for this run alone.
         server: Holds the store; None = a SQLite file in the run's folder.
-        pace: Of a run like this.
+        pace: Of a run like this; by default so short that every run lives to see its kills.
     """
 
     folder: Path
     server: PostgresServer | None = None
-    pace: Pace = Pace(3.0, 1.5)
+    pace: Pace = Pace(2.0, 1.0)
 
     def config(self, *, patience_s: float = COMES_BACK_S, **sections: Any) -> dict[str, Any]:
         """The campaign's run file over this store."""

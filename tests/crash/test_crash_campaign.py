@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks import crash_scenarios as scenarios
 from benchmarks.crash_flight import STEPS, TASKS_PER_STEP
-from benchmarks.crash_scenarios import Flown, Pace, Site
+from benchmarks.crash_scenarios import Flown, Site
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -18,17 +18,12 @@ NUM_KILLS = 2
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Counter[str], Pace]:
-    """What a run trains that nobody kills, and moments that it surely lives to see."""
-    found, pace = scenarios.uninterrupted(Site(tmp_path_factory.mktemp("whole")), "run")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
+    """What a run trains that nobody kills."""
+    found, _ = scenarios.uninterrupted(Site(tmp_path_factory.mktemp("whole")), "run")
     assert sum(found.values()) == STEPS * TASKS_PER_STEP
     assert set(found.values()) == {1}
-    return found, Pace(pace.start_s / 2, pace.work_s / 2)
-
-
-@pytest.fixture
-def expected(whole: tuple[Counter[str], Pace]) -> Counter[str]:
-    return whole[0]
+    return found
 
 
 def test_case_38_killed_at_every_named_place_a_run_still_trains_each_task_once(tmp_path: Path, expected: Counter[str]):
@@ -52,10 +47,9 @@ def test_case_38_a_process_killed_while_it_amends_a_leased_entry_harms_nothing(t
     ],
 )
 def test_case_38_killed_at_random_and_started_again_a_run_trains_each_task_once(
-    tmp_path: Path, whole: tuple[Counter[str], Pace], name: str, fly: Callable[[Site, int, random.Random], Flown]
+    tmp_path: Path, expected: Counter[str], name: str, fly: Callable[[Site, int, random.Random], Flown]
 ):
-    expected, pace = whole
-    flight, trained = fly(Site(tmp_path, pace=pace), NUM_KILLS, random.Random(name))
+    flight, trained = fly(Site(tmp_path), NUM_KILLS, random.Random(name))
     assert len(flight.kills) == NUM_KILLS
     assert trained == expected
 

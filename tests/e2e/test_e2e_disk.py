@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import triune
 import triune.buffer
 from triune.cli.boundary import run as command_line
 from triune.testing.run_files import small_run
+from triune.trainer import Trainer
 
 STEPS = 8
 SECTIONS: dict[str, Any] = {
@@ -33,6 +35,15 @@ class Disk:
 
     def resize(self, size: str) -> None:
         subprocess.run(["mount", "-o", f"remount,size={size}", str(self.folder)], check=True)
+
+    def fill(self) -> None:
+        with suppress(OSError), (self.folder / "filler").open("wb") as file:
+            while True:
+                file.write(b"-" * 4096)
+
+    def make_room(self) -> None:
+        (self.folder / "filler").unlink(missing_ok=True)
+        self.resize("64m")
 
 
 @pytest.fixture
@@ -68,29 +79,53 @@ def whole(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small"
 
 
-@pytest.mark.parametrize(
-    ("size", "num_checkpoints"),
-    [("200k", 0), ("1100k", 0), ("2m", 1)],  # in the first transaction, in the first steps, behind the first checkpoint
-)
-def test_a_full_disk_ends_the_run_with_its_name_and_a_resume_ends_as_if_there_had_been_room(
-    bench: Any, whole: Path, disk: Disk, capsys: Any, size: str, num_checkpoints: int
-):
-    disk.resize(size)
-    runs = disk.folder / "runs"
+def is_full(bench: Any, disk: Disk, capsys: Any) -> str:
+    """Run until the disk is full; the run file."""
     file = str(bench.file(**SECTIONS))
-    code = command_line(["run", file, f"runs_dir={runs}"])
+    code = command_line(["run", file, f"runs_dir={disk.folder / 'runs'}"])
     said = capsys.readouterr().err
     assert code == 1
     assert "found:" in said
     assert "No space left" in said or "disk is full" in said
     assert "Traceback" not in said
-    assert len(list(runs.glob("small/checkpoints/step-*"))) == num_checkpoints
-    disk.resize("64m")
-    begun = (runs / "small" / "buffer.sqlite").exists()
-    code = command_line(["run", file, f"runs_dir={runs}", *(["--resume"] if begun else [])])
+    return file
+
+
+def goes_on(file: str, disk: Disk, capsys: Any, whole: Path) -> None:
+    """With room again, it ends as if there had always been room."""
+    disk.make_room()
+    run_dir = disk.folder / "runs" / "small"
+    begun = (run_dir / "buffer.sqlite").exists()
+    code = command_line(["run", file, f"runs_dir={run_dir.parent}", *(["--resume"] if begun else [])])
     assert code == 0, capsys.readouterr().err
-    assert trained(runs / "small") == trained(whole)
-    assert weights(runs / "small") == weights(whole)
+    assert trained(run_dir) == trained(whole)
+    assert weights(run_dir) == weights(whole)
+
+
+@pytest.mark.parametrize("size", ["200k", "600k", "1100k"])  # of the store, or of what the first steps write
+def test_a_full_disk_ends_the_run_with_its_name_and_a_resume_ends_as_if_there_had_been_room(
+    bench: Any, whole: Path, disk: Disk, capsys: Any, size: str
+):
+    disk.resize(size)
+    file = is_full(bench, disk, capsys)
+    goes_on(file, disk, capsys, whole)
+
+
+def test_a_disk_that_fills_up_behind_a_checkpoint_lets_a_resume_end_as_if_there_had_been_room(
+    bench: Any, whole: Path, disk: Disk, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    real = Trainer.save
+
+    async def save(self: Trainer) -> Path:
+        path = await real(self)
+        disk.fill()
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "save", save)
+        file = is_full(bench, disk, capsys)
+    assert [path.name for path in disk.folder.glob("runs/small/checkpoints/step-*")] == ["step-00000002"]
+    goes_on(file, disk, capsys, whole)
 
 
 @pytest.mark.slow
