@@ -12,7 +12,7 @@ from benchmarks import crash_scenarios as scenarios
 from benchmarks.crash_flight import STEPS, TASKS_PER_STEP
 from benchmarks.crash_scenarios import Flown, Site
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 NUM_KILLS = 2
 

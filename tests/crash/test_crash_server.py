@@ -15,7 +15,7 @@ from benchmarks.crash_scenarios import Flown, Site
 from triune.testing import postgres
 
 pytest.importorskip("psycopg")
-pytestmark = [pytest.mark.crash, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.postgres, pytest.mark.timeout(600)]
 
 EXPECTED = Counter(f"t{number:02d}" for number in range(STEPS * TASKS_PER_STEP))
 """What a run trains that nobody kills: the tasks in their order, each once."""
