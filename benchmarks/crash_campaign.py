@@ -78,6 +78,7 @@ SCENARIOS: dict[str, Scenario] = {
     "run, in flight": Scenario(partial(scenarios.run_killed, **ASYNCHRONOUS), shape="one process"),
     "failpoints": _at_places(scenarios.killed_at_failpoints),
     "amending": _at_places(scenarios.killed_while_amending),
+    "segments": _at_places(scenarios.killed_with_segments),
     "between stages": _at_places(scenarios.killed_between_stages),
 }
 """What is killed: parts of the store's server, of the run, or a process at named places."""

@@ -20,6 +20,7 @@ from triune.trainer import Checkpoints
 
 Process = subprocess.Popen[bytes]
 
+TRIUNE = Path(sys.executable).with_name("triune")
 PLUGIN = Path(__file__).with_name("crash_plugin.py")
 LIMIT_S = 180.0
 """How long a process may take to the end of its run before the campaign calls it hung."""
@@ -83,7 +84,7 @@ class Flight:
 
     def start(self, command: str, failpoints: str = "") -> Process:
         """Start `triune COMMAND`, resumed where there is something to resume."""
-        words = [str(Path(sys.executable).with_name("triune")), command, str(self.folder / "run.yaml")]
+        words = [str(TRIUNE), command, str(self.folder / "run.yaml")]
         if command != "explore" and (self.whole_dir / "run.resolved.json").exists():
             words.append("--resume")
         base = self.last_step()
@@ -95,6 +96,11 @@ class Flight:
     def start_amending(self, failpoints: str) -> Process:
         """Start a process that amends what the trainer holds."""
         return self._spawn("amend", [sys.executable, "-m", "benchmarks.crash_amend", str(self.run_dir)], failpoints)
+
+    def start_clearing(self, failpoints: str) -> Process:
+        """Start a process that frees what nobody refers to in the buffer's segments."""
+        words = [str(TRIUNE), "buffer", "gc", str(self.run_dir), "--segments", "--yes"]
+        return self._spawn("clear", words, failpoints)
 
     def _spawn(self, name: str, words: list[str], failpoints: str) -> Process:
         mine = {"TRIUNE_FAILPOINT": failpoints, "TRIUNE_CRASH_BEGAN": str(self._began), "OMP_NUM_THREADS": "1"}

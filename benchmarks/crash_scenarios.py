@@ -40,6 +40,12 @@ AMENDING = "buffer.amend.leased:1"
 BETWEEN_STAGES = "launcher.stages.between:2"
 """A place that only a run of several stages passes."""
 
+WRITING = ("buffer.segments.before_commit:1", "buffer.segments.before_commit:7")
+"""A place that only a run passes whose records are in segments: the first time, and later."""
+
+CLEARING = "buffer.gc.after_commit:1"
+"""A place that only somebody passes who frees what killed puts left in segments."""
+
 STARTING_RATIO = 1 / 6
 """Kills before the victim's work began."""
 
@@ -154,6 +160,18 @@ def killed_between_stages(site: Site) -> Flown:
     }
     with Flight(site.folder, {**config, "stages": [first, {"name": "second"}]}, stage="02-second") as flight:
         flight.until_killed(flight.start("run", BETWEEN_STAGES), BETWEEN_STAGES)
+        flight.finish(flight.start("run"))
+        return flight, flight.check()
+
+
+def killed_with_segments(site: Site) -> Flown:
+    """A run whose records are in segments, killed as it writes them; then who clears up after it is killed too."""
+    config = site.config()
+    config["buffer"]["segments"] = {"url": str(site.folder / "segments"), "min_bytes": 1}
+    with Flight(site.folder, config) as flight:
+        for name in WRITING:
+            flight.until_killed(flight.start("run", name), name)
+        flight.until_killed(flight.start_clearing(CLEARING), CLEARING)
         flight.finish(flight.start("run"))
         return flight, flight.check()
 

@@ -130,7 +130,7 @@ starts. {num_named} were at named places.
   themselves.
 * `server, gone`: it stays away until they give up with a message; they are resumed when it is back.
 * `everything`: trainer, explorer and server at once, as when the machine ends.
-* `failpoints`, `amending`, `between stages`: each place that a failpoint names.
+* `failpoints`, `amending`, `segments`, `between stages`: each place that a failpoint names.
 
 After every kill the conservation law holds. At the end of each run no lease and no admission is left, every step has
 its row of metrics, `triune buffer verify` finds nothing, each task was trained once on the line of weights that

@@ -37,6 +37,14 @@ def test_case_38_a_process_killed_while_it_amends_a_leased_entry_harms_nothing(t
     assert trained == expected
 
 
+def test_case_38_killed_as_segments_are_written_and_cleared_up_a_run_trains_each_task_once(
+    tmp_path: Path, expected: Counter[str]
+):
+    flight, trained = scenarios.killed_with_segments(Site(tmp_path))
+    assert flight.kills == [*scenarios.WRITING, scenarios.CLEARING]
+    assert trained == expected
+
+
 @pytest.mark.parametrize(
     ("name", "fly"),
     [

@@ -32,7 +32,8 @@ def plan(kills: int, *, has_server: bool) -> list[Line]:
 
 def test_every_failpoint_of_the_program_is_in_the_campaign():
     found = {name for file in SOURCES.rglob("*.py") for name in re.findall(r'failpoint\("([^"]+)"\)', file.read_text())}
-    places = (*crash_scenarios.FAILPOINTS, crash_scenarios.AMENDING, crash_scenarios.BETWEEN_STAGES)
+    single = (crash_scenarios.AMENDING, crash_scenarios.CLEARING, crash_scenarios.BETWEEN_STAGES)
+    places = (*crash_scenarios.FAILPOINTS, *crash_scenarios.WRITING, *single)
     assert found == {place.partition(":")[0] for place in places}
 
 
@@ -45,7 +46,7 @@ def test_the_planned_kills_are_those_asked_for_and_fall_on_every_scenario(kills:
     assert {line.store for line in lines} == stores
     if kills == 200:
         idle = {line.scenario for line in lines if not line.wanted}
-        assert idle == {"failpoints", "amending", "between stages"}
+        assert idle == {"failpoints", "amending", "segments", "between stages"}
 
 
 def test_kills_of_the_server_are_planned_only_on_a_server():
