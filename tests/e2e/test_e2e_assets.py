@@ -49,7 +49,7 @@ def metrics(name: str) -> list[dict[str, Any]]:
 
 def next_run(name: str, algorithm: str = "grpo", buffer: str = "past", steps: int = 1) -> str:
     """A run file; its name."""
-    unit = "sequences_per_step" if algorithm == "sft" else "tasks_per_step"
+    unit = {"sft": "sequences_per_step", "dpo": "pairs_per_step"}.get(algorithm, "tasks_per_step")
     file = Path(f"{name}.yaml")
     file.write_text(NEXT.format(name=name, algorithm=algorithm, buffer=buffer, steps=steps, unit=unit))
     return str(file)
@@ -140,3 +140,17 @@ def test_imported_chats_teach_by_imitation_and_are_masked_and_counted_in_a_ratio
         assert found["loss"] > 0
     else:
         assert (found["tokens_without_behaviour"], found["loss"]) == (sampled, 0)
+
+
+def test_imported_pairs_teach_preferences_without_any_behaviour_log_prob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    pairs = [{"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": f"{n}"} for n in range(4)]
+    Path("pairs.json").write_text(json.dumps(pairs))
+    triune_ends_well("buffer", "import", "past.sqlite", "pairs.json", "--into", "pairs", "--model", "triune/nano")
+    triune_ends_well("train", next_run("next", "dpo", "pairs"))
+    [row] = metrics("next")
+    assert (row["num_imported"], row["num_sequences"]) == (4, 8)
+    assert row["loss"] > 0
+    assert row["grad_norm"] > 0

@@ -86,11 +86,13 @@ def test_what_is_put_between_two_imports_is_found_by_the_second(exported: Path, 
         assert read == ["s/t/k5/5", "s/t/k6/6"]
 
 
-def test_two_imports_at_once_store_every_entry_once(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with stock(tmp_path / "target", "s", range(0), "past") as target:
-        first = imported(target, exported)
-        monkeypatch.setattr(Contents, "catch_up", lambda self: None)  # the other one came after the first look
-        assert (first.num_new, imported(target, exported).num_duplicate) == (NUM, NUM)
+def test_what_a_run_puts_while_an_import_is_under_way_is_not_stored_twice(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Contents, "catch_up", lambda self: None)  # it was put after this look
+    with stock(tmp_path / "target", "s", range(3), "past") as target:
+        found = imported(target, exported)
+        assert (found.num_new, found.num_duplicate) == (NUM - 3, 3)
 
 
 def test_the_hash_of_what_was_deleted_is_deleted_too(exported: Path, tmp_path: Path):

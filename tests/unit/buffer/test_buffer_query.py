@@ -8,7 +8,7 @@ import pytest
 
 import triune.buffer
 from triune.buffer import OpenBuffer, Store, StoredBuffer
-from triune.buffer.entry_walk import PAGE, count_that_fit, read_entry, walk
+from triune.buffer.entry_walk import PAGE, count_that_fit, read_entry, rows_that_fit, walk
 from triune.buffer.query import Filter, conjunction, equals
 from triune.buffer.query_columns import COLUMNS, EntryRow
 from triune.buffer.query_parser import parse_filter
@@ -196,6 +196,20 @@ def test_records_are_read_of_those_entries_only_whose_columns_leave_the_filter_o
 ):
     assert keys(buffer, text) == fits
     assert read == reads
+
+
+@pytest.mark.parametrize(
+    ("text", "num"),
+    [
+        ("task_key = t2 AND data.user_id = ann", 1),
+        ("taskset = answers AND tags = gold", 1),
+        ("run = other AND stop = done", 0),
+        ("task_key IN (t0, t3) AND NOT task_key = t0 AND num_tokens > 0", 2),
+    ],
+)
+def test_the_database_narrows_by_what_the_name_says(buffer: OpenBuffer, text: str, num: int):
+    with buffer.store.db.transaction():
+        assert len(rows_that_fit(buffer.store.db, parse_filter(text))) == num
 
 
 def test_a_search_stops_at_its_limit(buffer: OpenBuffer, read: list[str]):
