@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from triune.buffer.database import Database
+from triune.buffer.database import Database, Row
 from triune.buffer.segments_places import Place, Span, open_place
 from triune.errors import ConfigError, StoreError, WireError
 from triune.failpoints import failpoint
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ROLL_BYTES = 64 * 2**20
 """Size at which a process begins a new segment."""
+
+AT_ONCE = 500
+"""Entries asked for in one query."""
 
 Key = tuple[int, int]
 """(entry's position, revision)."""
@@ -124,12 +127,12 @@ class Blobs:
         found: dict[Key, bytes | WireError] = {key: _lost("neither in its row nor in a segment") for key in keys}
         found |= {key: blob for key, blob in self.db.unwritten.items() if key in found}
         entries = sorted({seq for seq, _ in keys})
-        rows = self.db.all(
-            "SELECT entry, revision, segment, start, size, crc FROM segment_blobs "
-            f"WHERE entry IN ({', '.join('?' * len(entries))})",
-            tuple(entries),
-        )
-        wanted = [row for row in rows if row[:2] in found]
+        wanted: list[Row] = []
+        for start in range(0, len(entries), AT_ONCE):
+            part = tuple(entries[start : start + AT_ONCE])
+            marks = ", ".join("?" * len(part))
+            sql = "SELECT entry, revision, segment, start, size, crc FROM segment_blobs WHERE entry IN"
+            wanted += [row for row in self.db.all(f"{sql} ({marks})", part) if row[:2] in found]
         if wanted:
             place = self.place()
             blobs = place.read([Span(*row[2:5]) for row in wanted])

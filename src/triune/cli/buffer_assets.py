@@ -186,6 +186,9 @@ def delete_from(
             result = Deleted(num_entries=0, states={}, sources={}, num_leased=0, segments=cleared)
     if as_json:
         print_json({**to_plain(result), "is_dry_run": dry_run, "filter": wanted.text})
+    elif not wanted.text:
+        nothing = [f"every byte of {result.segments.num_segments} segments is referred to or overwritten"]
+        typer.echo("\n".join(_segment_lines(result.segments, dry_run) or nothing))
     else:
         typer.echo("\n".join(_deleted_lines(result, dry_run)))
     if (result.num_leased or result.left_in) and not dry_run:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import triune.buffer
-from triune.buffer import BufferSettings, SegmentSettings, StoredBuffer, open_buffer
+from triune.buffer import BufferSettings, SegmentSettings, StoredBuffer, open_buffer, segments
 from triune.buffer.notebook import OpenBuffer, verify_at
 from triune.buffer.query import equals
 from triune.buffer.redaction import delete
@@ -105,7 +105,9 @@ def test_who_opens_the_store_without_settings_reads_what_is_in_segments(world: B
         assert kept.stats().totals["segments/num_blobs"] == 7
 
 
-def test_segments_are_rolled_by_size_and_no_two_processes_write_one(tmp_path: Path):
+def test_segments_are_rolled_by_size_and_no_two_processes_write_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segments, "AT_ONCE", 5)  # fewer than the second one has to read
+
     async def work() -> None:
         world = BufferWorld(SQLite(), tmp_path, SegmentSettings(min_bytes=0, roll_bytes=5000))
         first = await world.start()
@@ -170,14 +172,47 @@ def test_a_put_whose_bytes_cannot_be_written_is_refused_and_the_next_one_goes_to
     run(work())
 
 
+def test_bytes_are_on_the_disk_before_the_transaction_commits(world: BufferWorld, monkeypatch: pytest.MonkeyPatch):
+    async def work() -> None:
+        buffer = await world.start()
+        await fill(buffer, 1)
+        happened: list[str] = []
+        db, fsync = buffer.store.db, os.fsync
+        commit = db._commit
+
+        def sync(file: int) -> None:
+            happened.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{file}')).suffix}")
+            fsync(file)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(db, "_commit", lambda: (happened.append("commit"), commit()))
+        await buffer.put(*[make_group(GroupId("r", "x", "a", 0))] * 2)
+        await buffer.put(*[make_group(GroupId("r", "x", "b", 0))] * 2)
+        assert happened == ["fsync .seg", "commit", "fsync .seg", "commit"]
+
+    run(work())
+
+
+def test_what_is_evicted_in_the_transaction_that_kept_it_is_not_written(world: BufferWorld, tmp_path: Path):
+    async def work() -> None:
+        buffer = await world.start()
+        with buffer.store.db.transaction():
+            assert buffer.store.blobs.keep(7, 0, b"seven") == b""
+            assert buffer.store.blobs.load([(7, 0, b"")]) == [b"seven"]
+            buffer.store.blobs.forget(7)
+        assert files(tmp_path) == []
+
+    run(work())
+
+
 # -------------------------------------------------------------------------------------------------- crashes
 
 
 def put_and_die(folder: Path) -> None:
     async def work() -> None:
         store = Postgres(url=os.environ["URL"]) if "URL" in os.environ else SQLite()
-        segments = SegmentSettings(url=str(folder / "segments"), min_bytes=0)
-        buffer = open_buffer(BufferSettings(store=store, segments=segments), folder)
+        chosen = SegmentSettings(url=str(folder / "segments"), min_bytes=0)
+        buffer = open_buffer(BufferSettings(store=store, segments=chosen), folder)
         await buffer.open_run("r", config_hash="", data_hash="")
         await fill(buffer, 2)
 
@@ -194,8 +229,8 @@ def test_killed_between_its_segment_and_its_commit_a_put_leaves_bytes_that_nobod
     assert process.wait(20) == -signal.SIGKILL
 
     async def work() -> None:
-        segments = SegmentSettings(url=str(tmp_path / "segments"), min_bytes=0)
-        settings = BufferSettings(store=Postgres(url=url) if url else SQLite(), segments=segments)
+        chosen = SegmentSettings(url=str(tmp_path / "segments"), min_bytes=0)
+        settings = BufferSettings(store=Postgres(url=url) if url else SQLite(), segments=chosen)
         buffer = open_buffer(settings, tmp_path)
         await buffer.open_run("r", config_hash="", data_hash="")
         assert (await buffer.check_conservation())["puts"] == 1
@@ -338,7 +373,8 @@ def test_a_damaged_group_that_waits_is_dropped_at_its_deadline_and_deferred_amen
             path.unlink()
         await buffer.ack([(lease.entry, lease.use_no)], checkpoint="c", step=1)
         world.time += 20
-        assert await buffer.lease(1, wait=False) == []
+        with buffer.store.db.transaction():
+            buffer.store.entries.expire()  # as whoever waits for a slot does
         assert await states(buffer) == {"r/train/t0/0": "spent", "r/train/late/0": "dropped"}
         assert [row["outcome"] for row in await buffer.amendments("r/train/t0/0")] == ["expired"]
         await buffer.check_conservation()
@@ -523,8 +559,8 @@ def test_processes_on_a_server_share_a_folder(tmp_path: Path):
         pytest.skip(postgres.MISSING)
 
     async def work() -> None:
-        segments = SegmentSettings(url=str(tmp_path / "shared"), min_bytes=0)
-        settings = BufferSettings(store=Postgres(url=url), segments=segments)
+        chosen = SegmentSettings(url=str(tmp_path / "shared"), min_bytes=0)
+        settings = BufferSettings(store=Postgres(url=url), segments=chosen)
         first, second = open_buffer(settings, tmp_path), open_buffer(settings, tmp_path)
         await first.open_run("r", config_hash="", data_hash="")
         await second.join_run("r", timeout_s=5)

@@ -284,6 +284,7 @@ def test_a_resume_may_change_how_long_and_where_but_not_what_is_computed(tmp_pat
 def test_the_hash_ignores_what_a_resume_may_change():
     base = config_hash(load_config(BASE))
     assert config_hash(load_config(BASE, ["trainer.steps=9", "runs_dir=elsewhere"])) == base
+    assert config_hash(load_config(BASE, ["buffer.segments={min_bytes: 5}"])) == base
     assert config_hash(load_config(BASE, ["seed=9"])) != base
 
 
