@@ -11,6 +11,9 @@ from triune.errors import ConfigError
 from triune.evaluation.estimators import best_at_k, mean_interval, pass_at_k, tries_up_to
 from triune.records import Group, Task
 
+_ROUNDING = 1e-9
+"""Below `pass_threshold` by so little still passes."""
+
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """All samples of one task.
@@ -68,7 +71,8 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
         return found | self._part_means()
 
     def _num_passed(self, rewards: Sequence[float]) -> int:
-        return sum(reward >= self.pass_threshold for reward in rewards)
+        """A sum of weights that make 1 may miss it by a rounding, and passes."""
+        return sum(reward >= self.pass_threshold - _ROUNDING for reward in rewards)
 
     def _part_means(self) -> dict[str, float]:
         values: dict[str, list[float]] = {}

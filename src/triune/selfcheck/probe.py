@@ -40,6 +40,12 @@ class Trained:
         moments = {name: value for name, value in self.kept.optimiser.items() if name.startswith(_FIRST_MOMENT)}
         return {name.removeprefix(_FIRST_MOMENT): value / share for name, value in moments.items()}
 
+    @cached_property
+    def whole_gradient(self) -> dict[str, Any]:
+        """The gradient before it was clipped: clipping would hide a wrong factor."""
+        scale = max(1.0, self.metrics["grad_norm"] / self.config.trainer.max_grad_norm)
+        return {name: value * scale for name, value in self.gradient.items()}
+
     @property
     def loss(self) -> float:
         """NaN when the step made no update."""

@@ -31,7 +31,7 @@ from triune.launcher.explorer_side import (
 )
 from triune.launcher.tasks import Tasks, check_workflows, open_tasks, workflow_finder
 from triune.launcher.trainer_side import TrainerSide, build_trainer_side
-from triune.models import resolve_model, set_threads
+from triune.models import resolve_model, set_float32_matmul, set_threads
 from triune.ports import EntryState, Lease, WeightUpdate
 from triune.records import Experience, Group, Pair, Task
 from triune.selfcheck.probe import Trained
@@ -159,6 +159,11 @@ class Rig:
     def tolerance(self) -> Tolerance:
         """How far two ways of computing the same may differ here."""
         return Tolerance.of(self.policy, self.first.dtype, self.config.trainer.float32_matmul)
+
+    @property
+    def can_be_exact(self) -> bool:
+        """Whether the run rounds its products, and its weights would do without."""
+        return self.tolerance.is_reduced and not self.policy.has_rounded_masters
 
     @cached_property
     def find_workflow(self) -> Callable[[Task], BoundWorkflow]:
@@ -313,7 +318,8 @@ class Rig:
         """One real step of the run's trainer on `trainable`, with its settings but for `changes`; made once per kind.
 
         Args:
-            kind: `plain`, `cut` (micro-batches as small as they get) or `reversed` (the groups the other way round).
+            kind: `plain`, `cut` (micro-batches as small as they get) or `reversed` (the groups the other way round), or
+                `whole`, which is `plain` without rounding.
             changes: Fields of `TrainerSettings`.
         """
         if kind not in self._trained:
@@ -329,6 +335,7 @@ class Rig:
         side.loop.checkpoints = kept  # type: ignore[assignment]  # in memory
         before = await self.lane.run(lambda: copies(dict(side.policy.model.named_parameters())))
         await side.loop.run()
+        set_float32_matmul(self.config.trainer.float32_matmul)  # of the whole process, and `changes` may name another
         return Trained(metrics=rows.step, kept=kept, side=side, before=before, config=config)
 
     def config_of_step(self, num_entries: int, changes: Mapping[str, Any]) -> RunConfig:
@@ -337,6 +344,8 @@ class Rig:
         algorithm = self.config.algorithm
         if algorithm.recomputes_old(num_updates=asked.trainer.updates_per_step, max_staleness=asked.sync.max_staleness):
             algorithm = dataclasses.replace(algorithm, old_logprobs="always")
+        if getattr(algorithm.critic, "warmup_steps", 0):  # a step of its warm-up would not touch the policy
+            algorithm = dataclasses.replace(algorithm, critic=dataclasses.replace(algorithm.critic, warmup_steps=0))
         step = {"steps": 1, "epochs": 1, "mini_batches": 1, unit: num_entries, **changes}
         trainer = self.config.trainer.model_copy(update=step)
         return self.config.model_copy(update={"trainer": trainer, "algorithm": algorithm})

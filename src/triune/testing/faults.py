@@ -444,6 +444,26 @@ def mean_of_micro_batches() -> Iterator[None]:
         yield
 
 
+@fault("micro_batches", "the gradient differs")
+def sum_of_means() -> Iterator[None]:
+    """The loss of an update grows with the number of its micro-batches; clipping makes the step look the same."""
+    from triune.trainer import updates
+
+    def make(divider: Any) -> Any:
+        class SumOfMeans(divider):
+            def __init__(self, algorithm: Any, batches: Any, **named: Any) -> None:
+                super().__init__(algorithm, batches, **named)
+                self._factor = float(len(batches))
+
+            def loss(self, batch: Any) -> Any:
+                return super().loss(batch) * self._factor
+
+        return SumOfMeans
+
+    with swapped(updates, "Divider", make):
+        yield
+
+
 # ------------------------------------------------------------------------------------------------ the reward
 
 

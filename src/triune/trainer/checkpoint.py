@@ -32,6 +32,7 @@ class TrainState(msgspec.Struct, frozen=True, kw_only=True):
         line: (version, step) of every publish on the surviving line, oldest first.
         consumed: (entry, use number) of every batch since the checkpoint before.
         bricks: State of the algorithm's bricks.
+        packed: The same on the disk, as msgpack in hexadecimal: JSON has no infinity, no bytes and no numbers as keys.
         bad_updates: Updates in a row that were not finite.
         untrainable: Batches in a row with nothing to train on.
         rng: State of torch's generator, in hexadecimal.
@@ -46,6 +47,7 @@ class TrainState(msgspec.Struct, frozen=True, kw_only=True):
     line: list[tuple[int, int]] = []
     consumed: list[tuple[str, int]] = []
     bricks: dict[str, Any] = {}
+    packed: str = ""
     bad_updates: int = 0
     untrainable: int = 0
     rng: str = ""
@@ -114,7 +116,7 @@ class Checkpoints:
             for name, tensors in ((_PUBLISHED, published), (_CRITIC, critic)):
                 if tensors:
                     sizes[name] = _write_tensors(partial / name, tensors)
-            complete = msgspec.structs.replace(state, sizes=sizes)
+            complete = msgspec.structs.replace(state, sizes=sizes, bricks={}, packed=_pack(state.bricks))
             (partial / _STATE).write_bytes(msgspec.json.format(msgspec.json.encode(complete)))
             _fsync(partial / _STATE)
             _fsync(partial)
@@ -183,9 +185,16 @@ def read_state(path: Path | str) -> TrainState:
 
 def _read_state(folder: Path) -> TrainState | None:
     try:
-        return msgspec.json.decode((folder / _STATE).read_bytes(), type=TrainState)
-    except (OSError, msgspec.MsgspecError):
+        state = msgspec.json.decode((folder / _STATE).read_bytes(), type=TrainState)
+        if not state.packed:
+            return state  # of an older version, or without bricks that have a state
+        return msgspec.structs.replace(state, bricks=msgspec.msgpack.decode(bytes.fromhex(state.packed)), packed="")
+    except (OSError, ValueError, msgspec.MsgspecError):
         return None
+
+
+def _pack(bricks: Mapping[str, Any]) -> str:
+    return msgspec.msgpack.encode(bricks).hex()
 
 
 def _has_sizes(folder: Path, state: TrainState) -> bool:
@@ -200,9 +209,13 @@ def _load_optional(file: Path) -> dict[str, Tensor]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    try:
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(str(error)) from error
     _fsync(path)
     return path.stat().st_size
 

@@ -372,7 +372,7 @@ class Trainer:
         self.step = self._saved_step = state.step
         self.line = list(state.line)
         self._untrainable = state.untrainable
-        self._updater.bricks = state.bricks
+        self._updater.bricks = _with_defaults(state.bricks, self._updater.bricks)
         self._updater.updates, self._updater.bad_updates = state.updates, state.bad_updates
 
     async def _reset_store(self, consumed: Sequence[tuple[str, int]], *, version: int, checkpoint: str) -> None:
@@ -383,3 +383,11 @@ class Trainer:
             checkpoint=checkpoint,
             strict=self.max_staleness == 0,
         )
+
+
+def _with_defaults(saved: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state of each brick, with its initial value for what it did not keep when it was saved."""
+    return {
+        name: {**start, **saved[name]} if isinstance(start, dict) and isinstance(saved.get(name), dict) else start
+        for name, start in initial.items()
+    }

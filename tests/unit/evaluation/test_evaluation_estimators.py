@@ -16,6 +16,7 @@ from triune.evaluation.estimators import (
     tries_up_to,
     wilson_interval,
 )
+from triune.evaluation.results import SetResult, TaskResult
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 8])
@@ -33,6 +34,12 @@ def test_pass_at_k_is_unbiased_where_the_naive_formula_is_not():
     truth = 1 - (1 - chance) ** k
     assert sum(w * pass_at_k(num, c, k) for c, w in enumerate(weights)) == pytest.approx(truth, abs=1e-12)
     assert sum(w * (1 - (1 - c / num) ** k) for c, w in enumerate(weights)) < truth - 0.02
+
+
+def test_a_reward_that_misses_the_threshold_by_a_rounding_passes_and_one_below_it_does_not():
+    tasks = (TaskResult(key="a", rewards=(0.7 + 0.2 + 0.1, 0.99)),)
+    found = SetResult(taskset="sums", weight=1.0, samples=2, pass_threshold=1.0, tasks=tasks).metrics()
+    assert (0.7 + 0.2 + 0.1 < 1.0, found["pass@1"], found["pass@2"]) == (True, 0.5, 1.0)
 
 
 def test_best_at_k_is_the_mean_of_the_largest_over_all_draws():

@@ -51,6 +51,28 @@ def test_a_planted_fault_is_found_and_its_cause_is_named(shared: Path, tmp_path:
     assert finding.fix
 
 
+@pytest.mark.parametrize(
+    ("name", "trainer"),
+    [
+        ("mean_of_micro_batches", {"precision": "bfloat16"}),
+        ("sum_of_means", {"precision": "bfloat16"}),
+        ("sum_of_means", {"float32_matmul": "medium"}),
+    ],
+)
+def test_rounding_does_not_hide_a_wrong_denominator(shared: Path, tmp_path: Path, name: str, trainer: Any):
+    config = run_of(shared, tmp_path, trainer=trainer)
+    with plant(name):
+        (wrong,) = selfcheck(config, reward=varied, only=["micro_batches"]).findings
+    (right,) = selfcheck(config, reward=varied, only=["micro_batches"]).findings
+    assert (wrong.status, right.status) == (Status.FAILED, Status.PASSED), (wrong.found, right.found)
+
+
+def test_a_critic_that_warms_up_first_does_not_look_like_an_overflow(shared: Path, tmp_path: Path):
+    config = run_of(shared, tmp_path, algorithm={"use": "ppo", "critic": {"use": "value_model", "warmup_steps": 2}})
+    (finding,) = selfcheck(config, reward=varied, only=["first_update"]).findings
+    assert finding.status is Status.PASSED, finding.found
+
+
 @pytest.mark.parametrize("name", sorted({fault.found_by for fault in FAULTS.values()}))
 def test_without_the_fault_the_check_passes(shared: Path, tmp_path: Path, name: str):
     config = run_of(shared, tmp_path, algorithm={"kl": {"use": "k3", "coefficient": 0.01}})

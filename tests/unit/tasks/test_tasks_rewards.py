@@ -228,6 +228,11 @@ def test_case_36_weighted_keeps_raw_parts_and_weighted_shares_beside_the_total()
     assert shaped.metrics == {"weighted/correct": 0.0, "weighted/form": 0.5, "weighted/number": 0.0}
 
 
+def test_weights_that_make_one_together_give_a_perfect_answer_one():
+    parts = {name: {"use": "exact_match", "weight": weight} for name, weight in (("a", 0.7), ("b", 0.2), ("c", 0.1))}
+    assert score({"use": "weighted", "parts": parts}, "46", "46").total == 1.0
+
+
 def test_case_34_a_weighted_reward_is_invalid_when_a_part_is():
     spec = {"use": "weighted", "parts": {"form": {"use": "format", "pattern": ".*"}, "number": {"use": "last_number"}}}
     with pytest.raises(RewardError, match="last_number"):

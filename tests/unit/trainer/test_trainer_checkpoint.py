@@ -1,3 +1,6 @@
+import json
+import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,34 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path):
         assert saved.keys() == loaded.keys()
         assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     assert read_state(path).step == 5
+
+
+def test_states_of_bricks_that_json_cannot_tell_come_back_as_they_were(tmp_path: Path):
+    bricks = {"policy_loss": {"threshold": -math.inf, "seen": b"\x01\x02", "counts": {3: 1, 4: 2}, "none": None}}
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(TrainState(step=1, bricks=bricks, rng="00"), WEIGHTS, OPTIMISER)
+    assert checkpoints.load(path)[0].bricks == bricks
+
+
+def test_a_checkpoint_whose_bricks_were_written_as_json_is_still_read(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(TrainState(step=1, rng="00"), WEIGHTS, OPTIMISER)
+    written = json.loads((path / "state.json").read_text())
+    del written["packed"]
+    (path / "state.json").write_text(json.dumps({**written, "bricks": {"kl": {"coefficient": 0.25}}}))
+    assert checkpoints.load(path)[0].bricks == {"kl": {"coefficient": 0.25}}
+
+
+def test_a_disk_that_fills_up_says_what_to_do_and_keeps_nothing_half_written(tmp_path: Path):
+    checkpoints, limits = Checkpoints(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints.save(state_of(1), WEIGHTS, OPTIMISER)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"step 2 cannot be written .*free disk space, then resume"):
+            checkpoints.save(state_of(2), {"a": torch.zeros(100_000)}, OPTIMISER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_case_42_a_checkpoint_that_is_half_written_is_never_chosen(tmp_path: Path):

@@ -276,6 +276,21 @@ def test_a_changed_configuration_or_data_set_refuses_to_resume_unless_told(tmp_p
     asyncio.run(go())
 
 
+def test_a_brick_that_came_to_need_a_state_starts_with_its_own_where_the_checkpoint_has_none(tmp_path: Path):
+    async def go() -> None:
+        buffer = await filled_buffer(tmp_path, groups_of(8))
+        await build(buffer, tmp_path, steps=2, algorithm={"use": "grpo", "kl": {"use": "k3", "coefficient": 0.1}}).run()
+        await buffer.open_run("run", config_hash="", data_hash="")
+        adaptive = {"use": "grpo", "kl": {"use": "k3", "coefficient": 0.1, "target": 0.01}}
+        identity = RunIdentity(config_hash="b", allow_changes=True)
+        trainer = build(buffer, tmp_path, steps=3, resume=True, algorithm=adaptive, identity=identity)
+        await trainer.run()
+        assert trainer.step == 3
+        await buffer.close()
+
+    asyncio.run(go())
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path):
     async def go() -> None:
         buffer = await filled_buffer(tmp_path, groups_of(4))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from triune.selfcheck.probe import Trained, compare
 from triune.selfcheck.report import Verdict, check, failed, passed, skipped, warned
@@ -10,6 +12,11 @@ from triune.selfcheck.rig import Rig
 
 EXACT = 1e-5
 """Bound where old and new log-probs come from the same kernels."""
+
+EXACT_GRADIENT = 5e-3
+"""How far gradients of the same step may be apart in float32, as a share of their norm."""
+
+_PRECISE: Mapping[str, Any] = {"precision": "float32", "float32_matmul": "highest"}
 
 
 @check("first_update", "on the unmodified policy ratios are 1, nothing is clipped, and the KL to the reference is 0")
@@ -68,30 +75,30 @@ async def micro_batches(rig: Rig) -> Verdict:
     """Make the same step with the smallest micro-batches, and with the groups the other way round."""
     if not await rig.trainable():
         return skipped("no group passed the pipeline, so there is nothing to train on")
-    whole = await rig.trained("plain")
+    precise: Mapping[str, Any] = _PRECISE if rig.can_be_exact else {}
+    whole = await (rig.trained("whole", **precise) if precise else rig.trained("plain"))
     if not whole.is_finite:
         return skipped("the first update is not finite; see `first_update`")
-    said = []
+    said, bound = [], EXACT_GRADIENT if rig.can_be_exact else rig.tolerance.gradient
     for kind, what, changes in (
         ("cut", "cut into the smallest micro-batches", {"tokens_per_micro_batch": 1}),
         ("reversed", "with the groups the other way round", {}),
     ):
-        other = await rig.trained(kind, **changes)
-        problem, difference = _differ(whole, other, rig, what)
+        other = await rig.trained(kind, **precise, **changes)
+        problem, difference = _differ(whole, other, bound, what)
         if problem is not None:
             return problem
         said.append(f"{difference:.1g} {what}")
     return passed(f"gradients differ by {' and '.join(said)}, as shares of their norm")
 
 
-def _differ(whole: Trained, other: Trained, rig: Rig, what: str) -> tuple[Verdict | None, float]:
-    bound = rig.tolerance.gradient
+def _differ(whole: Trained, other: Trained, bound: float, what: str) -> tuple[Verdict | None, float]:
     fix = "divide by counts of the whole update, never by those of a micro-batch; sum over micro-batches, never average"
     size = max(abs(whole.loss), whole.metrics["grad_norm"] * 1e-2, 1e-3)
     if not abs(whole.loss - other.loss) <= bound * size:
         cause = f"the loss is {other.loss:.6g} {what}, and {whole.loss:.6g} in one piece"
         return failed(f"{cause}: a mean of means weighs short micro-batches more", fix), math.inf
-    found = compare(whole.gradient, other.gradient)
+    found = compare(whole.whole_gradient, other.whole_gradient)
     if not found.relative <= bound:
         return (
             failed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,16 +50,16 @@ class Weighted:
 
     async def __call__(self, task: Task, answer: str, *, messages: Any = (), experience: Any = None) -> Reward:
         """Score one answer with every part; raises what a part raises."""
-        total, parts, metrics, is_valid = 0.0, {}, {}, True
+        shares, parts, metrics, is_valid = [], {}, {}, True
         for name, weight, scorer in self.scorers:
             reward = await scorer.score(task, answer, messages=messages, experience=experience)
-            total += weight * reward.total
+            shares.append(weight * reward.total)
             parts[name] = reward.total
             parts |= {f"{name}.{inner}": value for inner, value in reward.parts.items()}
             metrics[f"weighted/{name}"] = weight * reward.total
             metrics |= {f"{name}/{inner}": value for inner, value in reward.metrics.items()}
             is_valid = is_valid and reward.is_valid
-        return Reward(total=total, parts=parts, metrics=metrics, is_valid=is_valid)
+        return Reward(total=math.fsum(shares), parts=parts, metrics=metrics, is_valid=is_valid)
 
 
 def _build_part(name: str, spec: Any) -> tuple[str, float, Scorer]:
