@@ -38,11 +38,12 @@ class ReinforceAndImitate:
 
     mu: float = 0.1
     grpo: Any = brick_field("policy_loss", PPOClip())
-    sft: Any = brick_field("policy_loss", SFT(sources=("expert",)))
+    sft: Any = brick_field("policy_loss", SFT())
     needs: ClassVar[frozenset[str]] = frozenset({"advantages"})
 
     def __call__(self, batch, state, progress):
-        grpo, sft = self.grpo(batch, state, progress), self.sft(batch, state, progress)
+        grpo = self.grpo(batch.not_made_by("expert"), state, progress)
+        sft = self.sft(batch.made_by("expert"), state, progress)
         return [
             *(replace(term, weight=term.weight * (1 - self.mu)) for term in grpo),
             *(replace(term, weight=term.weight * self.mu, name="sft_loss") for term in sft),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from triune.algorithms import Algorithm, Constant, Term
-from triune.records import Turn
+from triune.records import Source, Turn
 from triune.testing import layouts
 from triune.testing.batches import experience, group
 from triune.testing.layouts import RANKS, agree, update
@@ -119,6 +119,56 @@ def test_a_token_of_unknown_behaviour_counts_as_sampled_by_the_policy(case):
     assert torch.allclose(found.gradient, expected.gradient, rtol=1e-9, atol=1e-12)
 
 
+# ------------------------------------------------------------------------------------------- answers of experts
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A loss without terms, of an algorithm that samples groups."""
+
+    needs = frozenset({"advantages"})
+
+    def __call__(self, batch, state, progress):
+        return []
+
+
+def only(layout_of):
+    return lambda leaf: [leaf.padded(layout_of)]
+
+
+def tokens_of(rows, source):
+    """Which numbers of a gradient (by log-probs, entropies and values) are those of a source."""
+    return torch.tensor([row.source is source for row in rows for _ in range(len(row))]).repeat(3)
+
+
+MIXED = {
+    str(case): SUBJECTS[str(case)] for case in cases("policy_loss") if case.says("expert_gradient", None) is not None
+}
+
+
+@pytest.mark.parametrize("subject", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("source", [Source.POLICY, Source.EXPERT])
+def test_what_one_wrote_changes_nothing_in_what_is_learnt_from_the_other(subject, source):
+    own = [number for number, row in enumerate(subject.rows) if row.source is source]
+    alone, mine = subject.update(only(own)).gradient, tokens_of(subject.rows, source)
+    assert bool((alone[mine] != 0).any())
+    assert torch.allclose(subject.expected.gradient[mine], alone[mine], rtol=3e-6, atol=1e-8)
+
+
+WATCHED = {str(case): case for case in cases("kl", "entropy")}
+
+
+@pytest.mark.parametrize("case", WATCHED.values(), ids=WATCHED)
+def test_divergence_and_entropy_beside_answers_of_experts_are_those_of_what_was_sampled(case):
+    algorithm = dataclasses.replace(case.algorithm, policy_loss=Sampled())
+    rows = layouts.rows(streams=case.streams)
+    own = [number for number, row in enumerate(rows) if row.source is Source.POLICY]
+    found, expected = update(algorithm, rows), update(algorithm, rows, only(own))
+    unknown = "tokens_without_behaviour"
+    counted = ({**one.metrics, unknown: 0.0} for one in (found, expected))
+    agree(*(dataclasses.replace(one, metrics=metrics) for one, metrics in zip((found, expected), counted, strict=True)))
+
+
 # ---------------------------------------------------------------------------------------------- batch advantages
 
 ADVANTAGES = {str(case): case for case in cases("advantage")}
@@ -164,6 +214,26 @@ def test_case_29_batch_advantages_of_two_ranks_are_those_of_one(case):
         for name, value in parts[1].items() if parts[1] else ():
             joined[name] = value.where(joined[name].isnan(), joined[name])
         agree_in_streams(joined, expected)
+
+
+@every_batch_advantage
+def test_answers_of_experts_are_in_no_statistic_of_what_was_sampled(case):
+    streams = case.streams | ({"token_rewards"} if case.says("takes_token_rewards", False) else set())
+    rows = [
+        dataclasses.replace(row, source=Source.EXPERT if row.rollout == 1 else Source.POLICY)
+        for row in rows_of(streams)
+    ]
+    own = [number for number, row in enumerate(rows) if row.source is Source.POLICY]
+    mine = tokens_of(rows, Source.POLICY)[: sum(map(len, rows))]
+    found, expected = (
+        {name: value[mine] for name, value in layouts.batch_advantages(case.brick, rows, layout, to_itself).items()}
+        for layout in (layouts.whole, only(own))
+    )
+    agree_in_streams(found, expected)
+
+
+def to_itself(vector):
+    return vector
 
 
 def of_rank(chosen):

@@ -131,12 +131,17 @@ class Algorithm:
     def terms(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """All terms of a micro-batch: the bricks', and what is always watched.
 
+        The policy loss sees every token. Where groups are sampled, the answers of experts beside them are for it alone:
+        divergence and entropy are those of what the policy samples.
+
         Raises:
             TrainingError: Two terms share a name, or a value and its mask differ in shape.
         """
         found: list[Term] = []
+        sampled = batch.not_made_by("expert") if self.unit == "task" else batch
         for name in LOSS_BRICKS:
-            found += self.brick(name)(batch, state.get(name, {}), progress)
+            seen_by_it = batch if name == "policy_loss" else sampled
+            found += self.brick(name)(seen_by_it, state.get(name, {}), progress)
         found += _watched(batch, {term.name for term in found})
         seen: set[str] = set()
         for term in found:

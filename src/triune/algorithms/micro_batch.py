@@ -198,6 +198,27 @@ class MicroBatch:
             is_named |= self.sources == SOURCES.index(Source(name))
         return self.action_mask & self.spread(is_named)
 
+    def made_by(self, *names: str) -> MicroBatch:
+        """The batch as if these sources had made all there is to train; as it is when sources are unknown.
+
+        For a part of a loss that is about some tokens alone: what it counts and averages over are those.
+        """
+        return self if self.sources is None else replace(self, action_mask=self.from_sources(*names))
+
+    def not_made_by(self, *names: str) -> MicroBatch:
+        """The other half of `made_by`."""
+        if self.sources is None:
+            return self
+        return replace(self, action_mask=self.action_mask & ~self.from_sources(*names))
+
+    @cached_property
+    def sampled_rewards(self) -> Tensor:
+        """float32[S]: `rewards`, and NaN where an expert wrote the answer: it earned none."""
+        assert self.rewards is not None, "a batch without rewards"
+        if self.sources is None:
+            return self.rewards
+        return self.rewards.masked_fill(self.sources == SOURCES.index(Source.EXPERT), torch.nan)
+
     # ------------------------------------------------------------------------------------------- sequences
 
     @cached_property

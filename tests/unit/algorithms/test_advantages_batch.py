@@ -15,6 +15,7 @@ from triune.algorithms.advantages.on_policy_distill import OnPolicyDistill
 from triune.algorithms.advantages.reinforce_pp import ReinforcePPAdvantage
 from triune.algorithms.advantages.reinforce_pp_baseline import ReinforcePPBaselineAdvantage
 from triune.algorithms.advantages.reward_to_go import RewardToGo
+from triune.records import Source
 from triune.testing.batches import Leaf, Row, group, random_rows
 
 NUM = 11
@@ -24,7 +25,7 @@ def make_rows(seed=7):
     """Ragged rows with every stream; two in a row share a rollout and its reward, the last rollout's is unknown."""
     rows, chance = random_rows(NUM, seed=seed, missing=0.0), np.random.default_rng(seed)
     for number, row in enumerate(rows):
-        size = len(row)
+        size, row.source = len(row), Source.POLICY
         row.reward = float(np.nan) if row.rollout == NUM // 2 else rows[number - number % 2].reward
         row.streams["advantages"] = np.full(size, rows[number - number % 2].streams["advantages"][0])
         row.streams |= {name: -chance.random(size) * 2 for name in ("old_logprobs", "teacher_logprobs")}

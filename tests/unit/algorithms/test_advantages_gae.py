@@ -8,6 +8,7 @@ from triune import registry
 from triune.algorithms import Divider, MicroBatch, Progress
 from triune.algorithms.advantages.gae import GAE
 from triune.algorithms.critics.value_model import ValueModel
+from triune.records import Source
 from triune.testing.batches import Leaf, random_rows
 
 NUM = 8
@@ -104,7 +105,7 @@ def test_whitening_is_over_the_tokens_of_all_micro_batches_and_leaves_returns_al
 
 ROWS = random_rows(NUM, seed=5)
 for number, row in enumerate(ROWS):
-    chance = np.random.default_rng(number)
+    chance, row.source = np.random.default_rng(number), Source.POLICY
     row.streams.update({"values": chance.normal(size=len(row)), "token_rewards": chance.normal(size=len(row))})
     row.streams["truncated"] = np.full(len(row), number % 3 == 0, float)
 LAYOUTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from triune.algorithms.policy_losses.mix import MixLoss
 from triune.algorithms.policy_losses.ppo_clip import PPOClip
 from triune.algorithms.zoo.chord import CHORD
 from triune.algorithms.zoo.mix import Mix
+from triune.config.plugins import load_plugins
 from triune.errors import ConfigError
 from triune.records import Source
-from triune.testing.batches import Leaf, random_rows
+from triune.testing.batches import Leaf, Row, random_rows
 
 
 def rows_of_both(seed: int = 3) -> list[Any]:
@@ -117,3 +119,77 @@ def test_the_parts_are_losses_of_their_own_that_a_run_file_changes_or_replaces()
     assert type(other.rl).__name__ == "GSPO"
     with pytest.raises(ConfigError, match=r"algorithm.policy_loss.rl.length"):
         Mix(policy_loss=MixLoss(rl=PPOClip(average="constant"))).check()
+
+
+def sampled_and_given(advantage: float = 1.0) -> list[Row]:
+    """Ten sampled tokens, and thirty that an expert wrote far from the reference."""
+
+    def row(num: int, number: int, behaviour: float, credit: float, ref: float, source: Source) -> Row:
+        streams = {"behaviour_logprobs": behaviour, "advantages": credit, "ref_logprobs": ref}
+        made = {name: np.full(num, value) for name, value in streams.items()}
+        return Row(np.ones(num, bool), made, np.full(num, -1.0), np.full(num, 0.5), number, source=source)
+
+    return [row(10, 0, -1.0, advantage, -1.5, Source.POLICY), row(30, 1, math.nan, 0.0, -6.0, Source.EXPERT)]
+
+
+def mixed(use: str = "mix", **loss: Any) -> Any:
+    return registry.build("algorithm", {"use": use, "policy_loss": loss}, "algorithm")
+
+
+RL = {"ppo_clip": -0.1, "reinforce": -0.1, "opmd": -1.0}
+
+
+@pytest.mark.parametrize("rl", [*RL, {"use": "gpg", "count_flat": True}])
+def test_any_loss_on_sampled_tokens_is_averaged_over_those_alone(rl: Any):
+    grad, _ = trained(mixed(mu=0.0, rl=rl), sampled_and_given(), Progress())
+    expected = RL[rl] if isinstance(rl, str) else -0.1  # opmd: the sum over the one sampled sequence
+    np.testing.assert_allclose(grad, [expected] * 10 + [0.0] * 30, atol=1e-12)
+
+
+@pytest.mark.parametrize("imitation", ["sft", {"use": "sft", "weight": "phi"}, {"sources": []}, {}])
+def test_whatever_imitates_never_imitates_what_the_policy_sampled(imitation: Any):
+    grad, _ = trained(mixed(mu=0.5, imitation=imitation), sampled_and_given(-1.0), Progress())
+    np.testing.assert_allclose(grad[:10], 0.5 * 0.1, atol=1e-12)
+    assert (grad[10:] < 0).all()
+
+
+def test_other_sources_may_be_imitated_and_are_then_in_no_other_part():
+    rows = sampled_and_given()
+    rows[1].source = Source.TEACHER
+    loss = {"mu": 0.5, "rl": "reinforce", "imitation": {"sources": ["expert", "teacher"]}}
+    grad, _ = trained(mixed(**loss), rows, Progress())
+    np.testing.assert_allclose(grad, [-0.05] * 10 + [-0.5 / 30] * 30, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("imitation", "message"),
+    [
+        ("dpo", r"imitation: found dpo, which compares pairs.*write `imitation: \{use: sft\}`"),
+        ("kto", r"imitation: found kto, which keeps a state"),
+        ("reinforce", r"imitation: found reinforce, which follows advantages"),
+        ({"sources": ["expert", "policy"]}, r"imitation.sources: found \[expert, policy\].*write `\[expert\]`"),
+    ],
+)
+@pytest.mark.parametrize("use", ["mix", "chord"])
+def test_what_would_imitate_nobody_or_the_policy_itself_is_refused(use: str, imitation: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
+        mixed(use, imitation=imitation).check()
+
+
+def test_the_divergence_beside_an_imitation_is_that_of_what_was_sampled():
+    kl = {"use": "k1", "coefficient": 1.0}
+    algorithm = registry.build("algorithm", {"use": "mix", "policy_loss": {"mu": 0.3}, "kl": kl}, "algorithm")
+    grad, metrics = trained(algorithm, sampled_and_given(0.0), Progress())
+    assert metrics["kl"] == pytest.approx(0.5)  # 3.875 with the expert's tokens, whose log-ratio is 5
+    np.testing.assert_allclose(grad[10:], -0.3 / 30, atol=1e-12)
+
+
+def test_the_example_of_a_user_s_file_computes_what_the_built_in_does_with_any_loss(monkeypatch: Any):
+    monkeypatch.setattr(registry, "_marked", dict(registry._marked))
+    load_plugins(["mix.py"], Path(__file__).parents[3] / "examples" / "mix")
+    rows, parts_of_mine = rows_of_both(), {"mu": 0.4, "grpo": "opmd", "sft": {"average": "sequence"}}
+    mine = registry.build("algorithm", {"use": "my_mix", "policy_loss": parts_of_mine}, "algorithm")
+    theirs = mixed(mu=0.4, rl="opmd", imitation={"average": "sequence"})
+    (grad, metrics), (expected, shown) = (trained(one, rows, Progress()) for one in (mine, theirs))
+    np.testing.assert_array_equal(grad, expected)
+    assert metrics == shown

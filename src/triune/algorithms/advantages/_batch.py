@@ -66,7 +66,8 @@ def whitened(
 
     Args:
         batches: This rank's micro-batches of the step.
-        values: [B, T] for each of them; NaN where unknown: such tokens enter no statistic and get 0.
+        values: [B, T] for each of them; NaN where unknown: such tokens enter no statistic and get 0, like those that an
+            expert wrote.
         over: What weighs alike in mean and deviation.
         epsilon: Added to the deviation.
         all_sum: Sum over ranks, entered equally often by every rank.
@@ -75,7 +76,8 @@ def whitened(
     Returns:
         float32[B, T] for each micro-batch; exactly 0 where all values of the step are equal.
     """
-    masks = [batch.action_mask & ~value.isnan() for batch, value in zip(batches, values, strict=True)]
+    sampled = [batch.not_made_by("expert").action_mask for batch in batches]
+    masks = [mask & ~value.isnan() for mask, value in zip(sampled, values, strict=True)]
     known = [value.double().where(mask, 0.0) for value, mask in zip(values, masks, strict=True)]
     weights = _weights(batches, masks, over, all_sum, num_rollouts)
     device = batches[0].tokens.device if batches else torch.device("cpu")

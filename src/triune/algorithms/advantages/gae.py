@@ -36,7 +36,7 @@ class GAE:
 
     A rollout that was cut off (for length, turns or time) lost a future. `truncated: bootstrap` adds gamma times a
     value in its stead; that after the last token is not computed, so the one before it stands for it. A rollout without
-    a reward gets advantage 0 and no return.
+    a reward, and an answer that an expert wrote, get advantage 0 and no return.
 
     Source: arXiv:1506.02438, eq. 16; in PPO: arXiv:1707.06347, eq. 11; lam = 1 for long answers: arXiv:2503.01491.
 
@@ -85,12 +85,11 @@ class GAE:
         from triune.algorithms.advantages._batch import returns_to_go
 
         mask = batch.action_mask
-        assert batch.rewards is not None, "a batch without rewards"
         owner = batch.spread(torch.arange(batch.num_sequences, device=mask.device))[mask]  # of each action token
         is_last = owner != owner.roll(-1)
         is_last[-1:] = True
         values = batch.values[mask].double()
-        rewards = batch.rewards.double()[owner].where(is_last, 0.0)
+        rewards = batch.sampled_rewards.double()[owner].where(is_last, 0.0)
         if "token_rewards" in batch.streams:
             rewards = rewards + batch.streams["token_rewards"][mask]
         after = values.roll(-1).where(~is_last, 0.0)

@@ -76,14 +76,14 @@ class GRPOAdvantage:
     def over_batch(
         self, batches: Sequence[MicroBatch], all_sum: AllSum, num_rollouts: int
     ) -> list[Mapping[str, Tensor]]:
-        """Divide the centred advantages of a step by the deviation of its rewards, each rollout counted once.
+        """Divide the centred advantages of a step by the deviation of its rewards, each sampled rollout counted once.
 
         Returns:
             The new stream `advantages` [B, T] of every micro-batch.
         """
         from triune.algorithms.rollouts import rollout_values
 
-        rewards, present = rollout_values(batches, [batch.rewards for batch in batches], all_sum, num_rollouts)
+        rewards, present = rollout_values(batches, [batch.sampled_rewards for batch in batches], all_sum, num_rollouts)
         rewards = rewards[present]
         count = len(rewards) - (self.std == "sample")
         if count < 1 or bool((rewards == rewards[0]).all()):
