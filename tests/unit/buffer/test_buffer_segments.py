@@ -226,7 +226,7 @@ def test_killed_between_its_segment_and_its_commit_a_put_leaves_bytes_that_nobod
         pytest.skip(postgres.MISSING)
     env = {**os.environ, "TRIUNE_FAILPOINT": "buffer.segments.before_commit:2", **({"URL": url} if url else {})}
     process = subprocess.Popen([sys.executable, __file__, str(tmp_path)], env=env)
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
     async def work() -> None:
         chosen = SegmentSettings(url=str(tmp_path / "segments"), min_bytes=0)
