@@ -89,8 +89,8 @@ def count_that_fit(store: Store, wanted: Filter) -> int:
     if not wanted.is_exact:
         return sum(1 for _ in walk(store, wanted))
     condition, parameters = wanted.where()
-    with store.db.transaction():
-        row = store.db.one(f"SELECT count(*) FROM entries e WHERE {condition}", {**parameters, "now": store.db.now})
+    sql = f"SELECT count(*) FROM entries e WHERE {condition}"
+    row = store.db.attempt(lambda: store.db.one(sql, {**parameters, "now": store.db.now}))
     return row[0] if row else 0
 
 
