@@ -181,8 +181,8 @@ def test_killed_around_the_writing_of_a_segment_a_resumed_run_trains_the_same_ta
 ):
     monkeypatch.setenv(SEGMENTS, str(tmp_path / "segments"))
     first = spawn("fly", tmp_path, TRIUNE_FAILPOINT=failpoints)
-    assert first.wait(20) == -signal.SIGKILL
-    assert spawn("fly", tmp_path).wait(20) == 0
+    assert first.wait(60) == -signal.SIGKILL
+    assert spawn("fly", tmp_path).wait(60) == 0
     assert trained_tasks(tmp_path) == sorted(f"t{n}" for n in range(NUM_TASKS))
     buffer = open_at(tmp_path)
     assert buffer.store.blobs.settings is not None
