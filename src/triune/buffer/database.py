@@ -60,6 +60,7 @@ class Database(ABC):
         self.unwritten: dict[tuple[int, int], bytes] = {}
         self.before_commit: Callable[[], None] = lambda: None
         self._counts: dict[str, int] = {}
+        self._looks = False
         self._turn = threading.Lock()
         self._is_patient = True
 
@@ -80,8 +81,11 @@ class Database(ABC):
         return dict(self.all("SELECT name, value FROM counters"))
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, looks: bool = False) -> Iterator[None]:
         """All or nothing; a failure inside leaves no trace. Transactions of all processes happen one after another.
+
+        One that only `looks` sees the database as it was at one moment, and where the database can, it neither waits
+        for those that write nor they for it. Bytes that are elsewhere may be gone by then: those are for the others.
 
         Raises:
             StoreError: The database failed (disk full, locked for too long, corrupt).
@@ -89,6 +93,7 @@ class Database(ABC):
         """
         with self._turn:
             self._forget()
+            self._looks = looks
             try:
                 self._begin()
                 yield
@@ -102,7 +107,7 @@ class Database(ABC):
                     raise said from error
                 raise
 
-    def attempt(self, work: Callable[[], T], gives_up: Callable[[], bool] = lambda: False) -> T:
+    def attempt(self, work: Callable[[], T], gives_up: Callable[[], bool] = lambda: False, *, looks: bool = False) -> T:
         """Run `work` in a transaction, and again while it is interrupted, for `patience_s` or until `gives_up`.
 
         Once patience was at an end, calls are tried only once until one succeeds: who ends because of it ends soon.
@@ -111,7 +116,7 @@ class Database(ABC):
         patience_s = self.patience_s if self._is_patient else 0.0
         while True:
             try:
-                with self.transaction():
+                with self.transaction(looks=looks):
                     done = work()
                 self._is_patient = True
                 return done

@@ -58,7 +58,8 @@ def walk(
     after: int | None = None
     while limit is None or limit > 0:
         num = PAGE if limit is None or not wanted.is_exact else min(PAGE, limit)
-        rows, page = store.db.attempt(partial(_read_page, store, wanted, after, newest_first, num, limit, reads))
+        read = partial(_read_page, store, wanted, after, newest_first, num, limit, reads)
+        rows, page = store.db.attempt(read, looks=wanted.is_exact and not reads)
         yield from page
         if len(rows) < num:
             return
@@ -90,7 +91,7 @@ def count_that_fit(store: Store, wanted: Filter) -> int:
         return sum(1 for _ in walk(store, wanted))
     condition, parameters = wanted.where()
     sql = f"SELECT count(*) FROM entries e WHERE {condition}"
-    row = store.db.attempt(lambda: store.db.one(sql, {**parameters, "now": store.db.now}))
+    row = store.db.attempt(lambda: store.db.one(sql, {**parameters, "now": store.db.now}), looks=True)
     return row[0] if row else 0
 
 

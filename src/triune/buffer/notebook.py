@@ -77,7 +77,7 @@ class OpenBuffer(AbstractContextManager["OpenBuffer"]):
         Raises:
             StoreError: There is no such entry or revision, or its bytes are damaged.
         """
-        with self.store.db.transaction():
+        with self.store.db.transaction(looks=True):
             self.store.entries.locate(entry)
         [(row, _)] = walk(self.store, equals("entry", entry))
         with self.store.db.transaction():
@@ -99,12 +99,12 @@ class OpenBuffer(AbstractContextManager["OpenBuffer"]):
         Raises:
             StoreError: That step used nothing.
         """
-        with self.store.db.transaction():
+        with self.store.db.transaction(looks=True):
             return used_by(self.store, run or self.run, number)
 
     def stats(self) -> Statistics:
         """Depth, age, staleness and rewards per source."""
-        with self.store.db.transaction():
+        with self.store.db.transaction(looks=True):
             return statistics(self.store)
 
     def export(self, out: str | Path, where: str = "") -> Exported:

@@ -243,6 +243,11 @@ def bring_up(
         execute(f"INSERT INTO schema_version VALUES ({len(steps)})")
 
 
+def is_brought_up(execute: Callable[[str], Any], tables: Collection[str], where: str) -> bool:
+    """Whether the tables are those of the newest version; raises StoreError as `bring_up` does."""
+    return _version(execute, tables, where) == SCHEMA_VERSION
+
+
 def _version(execute: Callable[[str], Any], tables: Collection[str], where: str) -> int:
     if not tables:
         return 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triune.buffer.database import Database
-from triune.buffer.schema import bring_up
+from triune.buffer.schema import bring_up, is_brought_up
 from triune.errors import StoreError
 
 SYNCHRONOUS = ("off", "normal", "full")
@@ -34,7 +34,7 @@ class SQLiteDatabase(Database):
 
     def _begin(self) -> None:
         self.now = self.clock()
-        self.execute("BEGIN IMMEDIATE")
+        self.execute("BEGIN" if self._looks else "BEGIN IMMEDIATE")
 
     def _commit(self) -> None:
         self.execute("COMMIT")
@@ -97,9 +97,13 @@ def open_database(
         connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS.index(synchronous)}")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         db = SQLiteDatabase(connection, where, clock, synchronous=synchronous)
-        with db.transaction():
-            tables = {name for (name,) in db.all("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            bring_up(db.execute, tables, where)
+        for looks in (True, False):  # who opens a store that is new enough does not wait for those that write
+            with db.transaction(looks=looks):
+                tables = {name for (name,) in db.all("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                if looks and is_brought_up(db.execute, tables, where):
+                    break
+                if not looks:
+                    bring_up(db.execute, tables, where)
     except sqlite3.Error as error:
         raise store_error(error, where) from error
     return db

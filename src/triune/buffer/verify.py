@@ -178,11 +178,11 @@ class _Verification:
     def _find(self, check: str, found: str, do: str, entry: str = "") -> None:
         self.findings.append(Finding(check=check, entry=entry, found=found, do=do))
 
-    def _read(self, check: str, work: Callable[[], T], entry: str = "") -> T | None:
+    def _read(self, check: str, work: Callable[[], T], entry: str = "", *, looks: bool = True) -> T | None:
         """A transaction whose failure is a finding."""
 
         def read() -> T:
-            with self.db.transaction():
+            with self.db.transaction(looks=looks):
                 return work()
 
         return self._note(attempt(read, check, entry))
@@ -215,7 +215,7 @@ class _Verification:
             self.segments, self.has_place = place.where, place.is_marked()
             return survey(self.store, place) if self.has_place else []
 
-        facts = self._read("segments", look)
+        facts = self._read("segments", look, looks=False)
         if facts is None:
             self.has_place = False
         elif not self.has_place:

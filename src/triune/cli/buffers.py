@@ -21,7 +21,7 @@ from triune.records import Experience
 def list_entries(run: str, state: str | None, limit: int, as_json: bool) -> None:
     """Print entries, newest first."""
     check_state(state)
-    with open_buffer_at(run) as buffer, buffer.store.db.transaction():
+    with open_buffer_at(run) as buffer, buffer.store.db.transaction(looks=True):
         found = buffer.store.entries.browse(None, state, limit)
     if as_json:
         print_json([to_plain(info) for info in found])

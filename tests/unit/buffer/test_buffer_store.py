@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triune.buffer import BufferSettings, Store, from_plain, open_buffer, open_database, to_plain
+from triune.buffer import BufferSettings, OpenBuffer, Store, from_plain, open_buffer, open_database, to_plain
 from triune.buffer.overlay import apply_overlay, compare, encode_overlay
 from triune.buffer.stores.memory import Memory
 from triune.buffer.stores.sqlite import SQLite
@@ -20,6 +20,7 @@ from triune.errors import ConfigError, RecordError, StoreError, WireError
 from triune.ports import AdmissionRule
 from triune.records import Group, GroupId, Pair, Source, Task, Text, decode_group, encode_group
 from triune.registry import build
+from triune.testing.filled_stores import make_store
 from triune.testing.groups import make_group, with_mean_advantages
 
 ID = GroupId("r", "train", "a", 0)
@@ -123,6 +124,28 @@ def test_a_database_locked_for_too_long_says_so_and_the_call_can_be_repeated(tmp
         await buffer.close()
 
     asyncio.run(work())
+
+
+def test_looking_neither_waits_for_who_writes_nor_stops_them(tmp_path: Path):
+    path = make_store(tmp_path)
+    other = sqlite3.connect(path, isolation_level=None, timeout=0)
+    other.execute("BEGIN IMMEDIATE")
+    with OpenBuffer(Store(open_database(path, busy_timeout_s=0.05))) as buffer:
+        assert len(buffer.query("state = ready")) == 2
+        assert buffer.stats().totals["puts"] == 5
+        assert len(buffer.step(1, run="r")) == 1
+        other.execute("ROLLBACK")
+        met = list[int]()
+
+        def write_meanwhile(sql: str, parameters: Any = (), read: Any = buffer.store.db.all) -> Any:
+            if "integrity_check" in sql or "FROM amendments a" in sql:
+                met.append(other.execute("UPDATE runs SET opener = opener").rowcount)
+            return read(sql, parameters)
+
+        buffer.store.db.all = write_meanwhile  # type: ignore[method-assign]
+        assert buffer.verify().findings == ()
+        assert met == [1] * 3
+    other.close()
 
 
 def test_many_processes_may_open_a_new_file_at_once(tmp_path: Path):
