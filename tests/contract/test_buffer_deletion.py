@@ -127,12 +127,30 @@ def test_what_a_dead_trainer_held_is_deleted_and_its_checkpoint_may_still_contai
             found = deleted(other, "buffer = main", is_dry=is_dry)
             assert (found.num_entries, found.num_leased) == (2, 0)
         await other.check_conservation()
-        assert [row["patch"] for row in await other.amendments(left)] == [{}]
+        assert [(row["patch"], row["outcome"]) for row in await other.amendments(left)] == [({}, "expired")]
+        stats = await other.stats()
+        assert (stats["uses/leased"], stats["uses/returned"], stats["refunded"]) == (0, 2, 2)
         buffer = await world.start()
         await buffer.resume_at(step=1, version=0, consumed=[(used, 1)], checkpoint="c1", strict=False)
         assert await buffer.lease(2, wait=False) == []
         assert (await buffer.stats())["uses/acked"] == 1
         await buffer.check_conservation()
+
+    run(work())
+
+
+def test_an_amendment_waits_for_the_run_that_has_the_entry_for_itself_however_late_its_heart_beats(world: BufferWorld):
+    async def work():
+        trainer = await world.start()
+        judge = world.open()
+        await judge.join_run("r", timeout_s=5)
+        [entry] = await fill(trainer, 1)
+        [lease] = await trainer.lease(1)
+        world.time += LEASE_S
+        assert await judge.amend(entry, PATCH, by="ann", key="k") == "deferred"
+        await trainer.ack([(entry, lease.use_no)], checkpoint="c1", step=1)
+        assert await judge.amend(entry, PATCH, by="ann", key="k") == "reissued"
+        await judge.check_conservation()
 
     run(work())
 
@@ -246,6 +264,9 @@ def test_an_export_that_fails_is_forgotten_and_the_one_it_was_to_replace_is_not(
         found = deleted(buffer, "buffer = main")
         assert (found.lost_manifests, found.unfinished_manifests) == ((), ())
         assert marked(out) == set(entries)
+        out.with_name("out.jsonl.manifest.json").unlink()
+        found = deleted(buffer, "buffer = main")
+        assert (found.lost_manifests, found.unfinished_manifests) == ((f"{out}.manifest.json",), ())
 
     run(work())
 
