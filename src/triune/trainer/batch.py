@@ -12,11 +12,13 @@ from torch import Tensor
 from triune.algorithms import Algorithm
 from triune.errors import ConfigError, TrainingError
 from triune.ports import Lane, Lease
+from triune.records import Group
 from triune.trainer.critic import Critic
 from triune.trainer.derived import DERIVED, with_derived
 from triune.trainer.layout import MAX_TREE, Micro, lay_out, plan_mini_batches
 from triune.trainer.policy import Policy
 from triune.trainer.rows import Rows, build_rows
+from triune.trainer.untrained import build_untrained
 
 COMPUTED = frozenset({"old_logprobs", "ref_logprobs", "entropy", "behaviour_logprobs", "values", "returns"}) | DERIVED
 """Streams the trainer makes itself; others must be stored with the experience."""
@@ -29,10 +31,14 @@ class Batch:
     Attributes:
         rows: All valid sequences.
         minis: Micro-batches of each mini-batch; empty when there is no token to train on.
+        groups: What was leased.
+        derived: Names of the streams that were derived.
     """
 
     rows: Rows
     minis: list[list[Micro]]
+    groups: Sequence[Group] = ()
+    derived: Sequence[str] = ()
 
     @property
     def micros(self) -> list[Micro]:
@@ -88,7 +94,7 @@ def build_batch(
         lay_out(rows, numbers, budget, device=device, widest=widest)
         for numbers in plan_mini_batches(rows, mini_batches, seed)
     ]
-    return Batch(rows=rows, minis=minis)
+    return Batch(rows=rows, minis=minis, groups=[lease.group for lease in leases], derived=derived)
 
 
 async def prepare(
@@ -185,10 +191,12 @@ def _with_penalty(batch: Batch, kl: Any, state: Mapping[str, Any]) -> Batch:
 
 
 def _with_advantages(batch: Batch, algorithm: Algorithm) -> Batch:
+    seen = [micro.batch for micro in batch.micros]
+    more = build_untrained(batch.groups, batch.rows, algorithm.advantage, batch.derived, seen[0].tokens.device)
     with torch.no_grad():
         found = algorithm.batch_advantages(
-            [micro.batch for micro in batch.micros], num_rollouts=batch.rows.num_rollouts
+            seen if more is None else [*seen, more], num_rollouts=batch.rows.num_rollouts
         )
     assert found is not None, "the caller looked at `where`"
-    values = iter(found)
+    values = iter(found[: len(seen)])
     return replace(batch, minis=[[micro.with_streams(**next(values)) for micro in mini] for mini in batch.minis])

@@ -55,6 +55,7 @@ def test_case_60_every_kind_of_truncation_is_masked_but_keeps_its_reward(stop):
     masked = MaskTruncated()(row)
     assert not masked.action_mask.any()
     assert masked.reward == 0.7
+    assert masked.streams["untrained"].tolist() == [0, 0, 1, 1, 1]
     masked.check()
     assert row.action_mask.any()
 

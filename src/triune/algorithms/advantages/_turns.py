@@ -26,8 +26,8 @@ def steps_of(rows: Sequence[Experience]) -> list[Step]:
     """The steps of a rollout, branches in order, turns in order.
 
     Their rewards sum to the rollout's: what the turns do not account for (everything, when none has a reward; a
-    penalty that an operator added) is paid to the last one. An experience without turns is one step; one without
-    trained tokens is none.
+    penalty that an operator added) is paid to the last one. An experience without turns is one step, one without
+    trained tokens none; a rollout of nothing else is one step of no tokens, so that its reward is compared.
     """
     found = []
     for number, row in sorted(enumerate(rows), key=lambda item: item[1].id.branch):
@@ -37,6 +37,8 @@ def steps_of(rows: Sequence[Experience]) -> list[Step]:
             found += [Step(number, turn.start, turn.stop, turn.reward or 0.0, turn.state_key) for turn in ordered]
         elif actions.size:
             found.append(Step(number, int(actions[0]), int(actions[-1]) + 1, 0.0, None))
+    if not found and rows:
+        found.append(Step(0, 0, 0, 0.0, None))
     if found and rows[0].reward is not None:
         last = found[-1]
         rest = math.fsum([rows[0].reward, *(-step.reward for step in found)])

@@ -13,10 +13,11 @@ from triune.registry import brick
 @brick("operator")
 @dataclass(frozen=True, kw_only=True)
 class MaskTruncated:
-    """Train no token of a rollout that was cut off; its reward still counts in the group's mean.
+    """Train no token of a rollout that was cut off; its reward still counts in the statistics of group and step.
 
     An answer cut at a limit is not wrong in what it said; punishing its tokens teaches noise. The tokens become
-    context: mask False, log-probs NaN, version -1, as the record's contract wants it. The raw group keeps them.
+    context: mask False, log-probs NaN, version -1, as the record's contract wants it. The raw group keeps them; the
+    stream `untrained` tells which they were, so that statistics over the tokens of a whole step weigh them as before.
 
     Source: overlong filtering, DAPO, arXiv:2503.14476, section 3.4.
 
@@ -34,7 +35,8 @@ class MaskTruncated:
             return experience
         length = len(experience)
         nothing = np.full(length, np.nan, np.float32)
-        return experience.replace(
+        marked = experience.with_streams(untrained=experience.action_mask.astype(np.float32))
+        return marked.replace(
             action_mask=np.zeros(length, np.bool_),
             logprobs=nothing,
             raw_logprobs=None if experience.raw_logprobs is None else nothing,
