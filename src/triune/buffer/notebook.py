@@ -44,7 +44,7 @@ class OpenBuffer(AbstractContextManager["OpenBuffer"]):
         self.close()
 
     def close(self) -> None:
-        """Close the connection; nothing was changed by looking."""
+        """Close the connection; looking changed no entry."""
         self.store.db.close()
 
     def __iter__(self) -> Iterator[EntryRow]:
@@ -123,6 +123,8 @@ class OpenBuffer(AbstractContextManager["OpenBuffer"]):
 
 def open(where: str | Path, *, makes: bool = False) -> OpenBuffer:
     """Open the store of a run, or a store by itself, to look at it.
+
+    The tables of an older Triune are brought up first, after which that one refuses them.
 
     >>> import triune.buffer
     >>> with triune.buffer.open("runs/quickstart") as buffer:
