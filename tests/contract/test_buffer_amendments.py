@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from triune.errors import RecordError
-from triune.ports import AdmissionRule
-from triune.records import Source, Task
+from triune.ports import AdmissionRule, Refund
+from triune.records import GroupId, Pair, Source, Task
 from triune.testing.buffers import ROOMY, BufferWorld, fill, run, states, stays_waiting
 from triune.testing.groups import make_group
 
@@ -144,5 +144,66 @@ def test_an_amendment_of_what_cannot_be_amended_is_refused(world: BufferWorld, p
         with pytest.raises(RecordError, match="amendment 'k'"):
             await buffer.amend(entry, patch, by="ann", key="k")
         assert await buffer.amendments(entry) == []
+
+    run(work())
+
+
+def test_a_key_that_was_used_for_another_entry_or_another_patch_is_refused_so_that_nothing_is_lost(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        one, two = await fill(buffer, 2)
+        patch = {"members": {"1": {"reward": 3.0}}}
+        assert await buffer.amend(one, patch, by="ann", key="k") == "applied"
+        with pytest.raises(RecordError, match=f"amendment 'k' of '{two}': the key of an amendment of '{one}'"):
+            await buffer.amend(two, patch, by="ann", key="k")
+        with pytest.raises(RecordError, match="the key of another patch; expected the same patch, or a new key"):
+            await buffer.amend(one, {"members": {"1": {"reward": 4.0}}}, by="ann", key="k")
+        assert await buffer.amendments(two) == []
+
+    run(work())
+
+
+def test_a_repeated_amendment_of_a_group_that_was_made_again_since_is_still_a_repetition(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        group = await buffer.admit(Task(key="a"), ROOMY)
+        entry = await buffer.put(make_group(group), make_group(group))
+        patch = {"members": {"1": {"reward": 3.0}}}
+        assert await buffer.amend(entry, patch, by="ann", key="k") == "applied"
+        await buffer.refund(group, Refund.STALE)
+        assert await buffer.readmit(ROOMY, max_retries=2) == group
+        await buffer.put(make_group(group, attempt=1), make_group(group, attempt=1))
+        assert await buffer.amend(entry, patch, by="ann", key="k") == "applied"
+        assert await buffer.amendments(entry) == []
+
+    run(work())
+
+
+def test_an_amendment_of_a_pair_is_refused_with_what_to_do_whether_it_is_leased_or_not(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        group = make_group(GroupId("r", "pairs", "a", 0), version=-1)
+        chosen, rejected = group.experiences
+        await buffer.stock([group.with_records([Pair(chosen=chosen, rejected=rejected)])], buffer="pairs")
+        for key in ("ready", "leased"):
+            with pytest.raises(RecordError, match="an entry of pairs or texts; expected an entry of rollouts; delete"):
+                await buffer.amend(str(group.id), {"reward": 1.0}, by="ann", key=key)
+            await buffer.lease(1, buffer="pairs", wait=False)
+
+    run(work())
+
+
+def test_what_another_process_s_amendment_makes_anew_is_for_the_run_of_its_entry(world: BufferWorld):
+    async def work():
+        one, two = await world.start("one"), await world.start("two")
+        [entry] = await fill(one, 1)
+        [lease] = await one.lease(1)
+        await one.ack([(entry, lease.use_no)], checkpoint="c", step=1)
+        patch = {"members": {"0": {"reward": 2.0}}}
+        await two.amend(entry, patch, by="ann", key="k")
+        assert await two.lease(4, wait=False) == []
+        [made] = await one.lease(4, wait=False)
+        assert [row.reward for row in made.group.experiences] == [2.0]
+        assert await two.amend(entry, patch, by="ann", key="k") == "reissued"
 
     run(work())

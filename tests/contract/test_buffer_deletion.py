@@ -89,7 +89,7 @@ def test_what_was_evicted_can_be_deleted_too(world: BufferWorld):
 
 def test_what_an_amendment_made_of_an_entry_is_deleted_with_it(world: BufferWorld):
     async def work():
-        buffer = await world.start(reshape=None)
+        buffer = await world.start(reshape=lambda group: group)
         await publish(buffer, 0)
         [entry] = await fill(buffer, 1)
         await use(buffer, 1, max_uses=1)

@@ -8,7 +8,7 @@ import pytest
 
 from triune.ports import AdmissionRule
 from triune.records import Task
-from triune.testing.buffers import ROOMY, BufferWorld, run, states, stays_waiting
+from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states, stays_waiting
 from triune.testing.groups import make_group
 
 
@@ -137,5 +137,115 @@ def test_the_last_slot_of_a_run_is_given_again_when_the_reward_of_its_group_neve
         group = await waiting
         assert group is not None
         assert group.task_key == "b"
+
+    run(work())
+
+
+def test_deadlines_are_for_the_processes_of_the_run_with_its_pipeline_and_its_least_number(world: BufferWorld):
+    async def work():
+        one = await world.start("one", min_group=2)
+        entry = await put_waiting(one, "a", (1.0, None, 0.0), deadline_s=30)
+        world.time += 31
+        for other in (await world.start("two", min_group=2, reshape=lambda group: group), await world.start("three")):
+            assert await other.lease(1, wait=False) == []
+            assert await states(other) == {entry: "waiting"}
+        await one.renew()
+        [lease] = await one.lease(1)
+        assert advantages(lease) == {0: 0.5, 2: -0.5}
+        await one.check_conservation()
+
+    run(work())
+
+
+@pytest.mark.parametrize("run_of_judge", ["one", "two"])
+def test_a_reward_from_a_process_without_the_run_s_pipeline_is_shaped_by_one_that_has_it(
+    world: BufferWorld, run_of_judge: str
+):
+    async def work():
+        one = await world.start("one")
+        if run_of_judge == "one":
+            await publish(one, 0)
+            judge = world.open(reshape=None)
+            await judge.join_run("one", timeout_s=5)
+        else:
+            judge = await world.start("two", reshape=lambda group: group)
+        entry = await put_waiting(one, "a", (1.0, None))
+        waiting = await stays_waiting(one.lease(1))
+        patch = {"members": {"1": {"reward": 0.0}}}
+        assert await judge.amend(entry, patch, by="judge", key="k") == "deferred"
+        assert advantages((await waiting)[0]) == {0: 0.5, 1: -0.5}
+        assert await judge.amend(entry, patch, by="judge", key="k") == "applied"
+        await one.check_conservation()
+
+    run(work())
+
+
+def test_a_run_without_operators_takes_late_rewards_as_they_are(world: BufferWorld):
+    async def work():
+        buffer = await world.start(reshape=None)
+        entry = await put_waiting(buffer, "a", (1.0, None))
+        await buffer.amend(entry, {"members": {"1": {"reward": 0.0}}}, by="judge", key="k")
+        [lease] = await buffer.lease(1)
+        assert [row.reward for row in lease.group.experiences] == [1.0, 0.0]
+
+    run(work())
+
+
+def test_a_reward_that_is_taken_back_is_waited_for_until_a_deadline_of_its_own_each_time(world: BufferWorld):
+    async def work():
+        buffer = await world.start(min_group=2, reward_deadline_s=30)
+        [entry] = await fill(buffer, 1, rewards=(1.0, 0.0, 5.0, 7.0))
+        for member in (2, 3):
+            patch = {"members": {str(member): {"reward": None}}}
+            assert await buffer.amend(entry, patch, by="ann", key=f"k{member}") == "applied"
+            assert await states(buffer) == {entry: "waiting"}
+            waiting = await stays_waiting(buffer.lease(1))
+            world.time += 31
+            [lease] = await waiting
+            assert member not in advantages(lease)
+            await buffer.give_back()
+        assert advantages(lease) == {0: 0.5, 1: -0.5}
+        for member in (0, 1):
+            await buffer.amend(entry, {"members": {str(member): {"reward": None}}}, by="ann", key=f"k{member}")
+        world.time += 31
+        assert await buffer.lease(1, wait=False) == []
+        assert await states(buffer) == {entry: "expired"}
+        assert (await buffer.stats())["refunded"] == 1
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_a_used_group_whose_reward_is_taken_back_is_spent_at_the_deadline_and_expires_if_its_use_is_undone(
+    world: BufferWorld,
+):
+    async def work():
+        buffer = await world.start(reward_deadline_s=30)
+        [entry] = await fill(buffer, 1)
+        [lease] = await buffer.lease(1, step=0, max_uses=2)
+        await buffer.ack([(entry, lease.use_no)], checkpoint="c", step=1)
+        await buffer.amend(entry, {"members": {"0": {"reward": None}}}, by="ann", key="k")
+        world.time += 31
+        assert await buffer.lease(1, wait=False) == []
+        assert await states(buffer) == {entry: "spent"}
+        assert (await buffer.stats())["refunded"] == 0
+        await buffer.check_conservation()
+        again = await world.start()
+        await again.resume_at(step=0, version=0, consumed=[], checkpoint="", strict=False)
+        assert await again.lease(1, wait=False) == []
+        assert await states(again) == {entry: "expired"}
+        await again.check_conservation()
+
+    run(work())
+
+
+def test_what_was_trained_on_is_not_reissued_with_a_reward_that_nobody_knows(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1, rewards=(1.0, 0.0, 5.0))
+        [lease] = await buffer.lease(1)
+        await buffer.ack([(entry, lease.use_no)], checkpoint="c", step=1)
+        assert await buffer.amend(entry, {"members": {"0": {"reward": None}}}, by="ann", key="k") == "expired"
+        assert await states(buffer) == {entry: "spent"}
 
     run(work())

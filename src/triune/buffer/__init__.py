@@ -32,8 +32,9 @@ def open_buffer(
     Args:
         settings: The section `buffer:`.
         folder: The run's folder, where the database is unless its path says otherwise.
-        reshape: The run's pipeline as one function: an amended raw group → shaped, None = dropped. Without it an
-            amendment changes the newest revision as it is and group advantages stay what they were.
+        reshape: The run's pipeline as one function: an amended raw group → shaped, None = dropped. In a process without
+            it an amendment is deferred, until one of the run's leases or waits for a slot; has that one none either, it
+            changes the newest revision as it is and group advantages stay what they were.
         deterministic: Lease strictly in ledger order, so that a batch does not depend on who finished first; priority
             and shares have no say.
         urgent_ratio: Urgent entries (people's) added to a batch, as a share of it.
@@ -49,6 +50,7 @@ def open_buffer(
     store = Store(
         settings.store(folder),
         lease_s=settings.lease_s,
+        reward_deadline_s=settings.reward_deadline_s,
         reshape=reshape,
         min_group=min_group,
         priority=settings.priority,

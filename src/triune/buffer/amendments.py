@@ -13,6 +13,7 @@ from triune.buffer.database import Database
 from triune.buffer.entries import MAIN, Entries, make_parcel, operators_of
 from triune.buffer.patch import apply_patch, check_patch, patched_members
 from triune.buffer.runs import Incarnation, Runs
+from triune.errors import RecordError
 from triune.failpoints import failpoint
 from triune.ports import EntryState, Refund
 from triune.records import Experience, Group, GroupId, Source
@@ -45,23 +46,33 @@ class Amendments:
     def amend(self, who: Incarnation, entry: str, patch: Mapping[str, Any], by: str, key: str) -> str:
         """Apply, defer, reissue or refuse; the outcome, which for a deferred one is the latest.
 
+        What is leased, or belongs to a pipeline that this process has not, is deferred: the lease's end carries it out,
+        or a process of the entry's run, as soon as it leases or waits for a slot.
+
         Raises:
-            RecordError: The patch names something that cannot be amended.
+            RecordError: The patch names something that cannot be amended, the entry holds no rollouts, or the key was
+                used for something else.
             StoreError: There is no such entry.
         """
         self.runs.check(who)
-        known = self.db.one("SELECT outcome FROM amendments WHERE key = ?", (key,))
+        where = f"amendment {key!r} of {entry!r}"
+        known = self._known(entry, patch, key, where)
         if known is not None:
-            return known[0]
-        check_patch(patch, f"amendment {key!r} of {entry!r}")
+            return known
+        check_patch(patch, where)
         seq, state = self.entries.locate(entry)
-        is_leased = self._is_leased(seq)
+        if state in _USABLE or state is EntryState.SPENT:
+            self._check_kind(seq, where)
+            is_deferred = self._is_leased(seq) or not self._has_pipeline_of(who, seq)
+        else:
+            is_deferred = False
         self.db.execute(
             "INSERT INTO amendments(key, entry, by, patch, outcome, at) VALUES (?, ?, ?, ?, ?, ?)",
-            (key, seq, by, msgspec.msgpack.encode(patch), DEFERRED if is_leased else EXPIRED, self.db.now),
+            (key, seq, by, msgspec.msgpack.encode(patch), DEFERRED if is_deferred else EXPIRED, self.db.now),
         )
-        if is_leased:
+        if is_deferred:
             failpoint("buffer.amend.leased")
+            self.db.touched.add("entries")
             return DEFERRED
         outcome = EXPIRED
         if state in _USABLE:
@@ -71,6 +82,34 @@ class Amendments:
             outcome, made = self._reissue(seq, who, patch)
             self._set(key, outcome, made)
         return outcome
+
+    def _known(self, entry: str, patch: Mapping[str, Any], key: str, where: str) -> str | None:
+        """The outcome of an amendment that was made before; None when the key is new."""
+        row = self.db.one(
+            "SELECT a.outcome, a.patch, e.seq, e.entry FROM amendments a JOIN entries e ON e.seq = a.entry "
+            "WHERE a.key = ?",
+            (key,),
+        )
+        if row is None:
+            return None
+        outcome, blob, seq, name = row
+        before, now = msgspec.msgpack.decode(blob), msgspec.msgpack.decode(msgspec.msgpack.encode(patch))
+        do = "give each amendment a key of its own"
+        if name not in (entry, f"{entry}~{seq}"):  # its group was made again since
+            raise RecordError(where, f"the key of an amendment of {name!r}", "a new key", do)
+        if before not in ({}, now):  # {}: the entry was deleted, and with it what people said of it
+            raise RecordError(where, "the key of another patch", "the same patch, or a new key", do)
+        return outcome
+
+    def _check_kind(self, seq: int, where: str) -> None:
+        if not all(isinstance(record, Experience) for record in self.entries.read(seq, 0).records):
+            do = "delete the entry with `triune buffer gc` and import it corrected"
+            raise RecordError(where, "an entry of pairs or texts", "an entry of rollouts", do)
+
+    def _has_pipeline_of(self, who: Incarnation, seq: int) -> bool:
+        """Whether this process shapes as the entry's run does."""
+        row = self.db.one("SELECT scope FROM entries WHERE seq = ?", (seq,))
+        return self.reshape is not None and row is not None and row[0] in (who.run, "")
 
     def _is_leased(self, seq: int) -> bool:
         """Whether a trainer may be at it. A lease of another run ends with its time, so that nobody is corrected too
@@ -85,7 +124,7 @@ class Amendments:
         self.db.execute("UPDATE amendments SET outcome = ?, made = ? WHERE key = ?", (outcome, made, key))
 
     def settle(self, who: Incarnation, seq: int) -> None:
-        """A lease of the entry ended: carry out what was deferred, unless another use is still leased."""
+        """Carry out what was deferred, in a process of the entry's run, unless a use is still leased."""
         if self._is_leased(seq):
             return
         rows = self.db.all(
@@ -121,9 +160,11 @@ class Amendments:
             return False
         late = [member for member in group.members if member not in known]
         patch = {"members": {str(member): {"is_valid": False} for member in late}}
+        sql = "SELECT count(*) FROM amendments WHERE entry = ? AND by = 'deadline'"  # it may wait again, and again
+        number = (self.db.one(sql, (seq,)) or (0,))[0]
         self.db.execute(
             "INSERT INTO amendments(key, entry, by, patch, outcome, at) VALUES (?, ?, 'deadline', ?, ?, ?)",
-            (f"deadline/{seq}", seq, msgspec.msgpack.encode(patch), APPLIED, self.db.now),
+            (f"deadline/{seq}/{number}", seq, msgspec.msgpack.encode(patch), APPLIED, self.db.now),
         )
         self._apply(run, seq, EntryState.WAITING, patch)
         return True
@@ -137,8 +178,7 @@ class Amendments:
             self.entries.add_revision(seq, raw, after, operators_of(after), default)
             return APPLIED
         amended = self._amended(raw, seq)
-        waits = any(isinstance(r, Experience) and r.is_valid and r.reward is None for r in amended.records)
-        if state is EntryState.RAW or waits:
+        if state is EntryState.RAW or amended.is_waiting:
             self.entries.add_revision(seq, raw, amended, operators_of(amended), EntryState.RAW)
             return APPLIED
         shaped = self.reshape(amended)
@@ -161,6 +201,8 @@ class Amendments:
         raw = self.entries.read(seq, 0)
         members = patched_members(raw, patch)
         amended = apply_patch(self._amended(raw, seq), patch)
+        if amended.is_waiting:
+            return EXPIRED, ""  # nothing trains on a reward that is not known
         shaped = self.reshape(amended) if self.reshape is not None else apply_patch(self.entries.read(seq), patch)
         if shaped is None or not members:
             return EXPIRED, ""
@@ -171,7 +213,10 @@ class Amendments:
             return EXPIRED, ""
         reissued = msgspec.structs.replace(raw, id=group, records=tuple(_as_human(row, group) for row in part))
         parcel = make_parcel(reissued, reissued)
-        self.entries.insert_free(parcel, buffer=MAIN, scope=who.run, state=EntryState.READY, lives_s=self.lives_s)
+        scope = self.db.one("SELECT scope FROM entries WHERE seq = ?", (seq,))
+        assert scope is not None, "it was read"
+        owner = scope[0] or who.run
+        self.entries.insert_free(parcel, buffer=MAIN, scope=owner, state=EntryState.READY, lives_s=self.lives_s)
         return REISSUED, str(group)
 
     def reissued(self, key: str) -> str:

@@ -106,15 +106,37 @@ def _decode(raw: bytes | WireError, blob: bytes | WireError, is_whole: bool) -> 
     return apply_overlay(decode_group(raw), blob)
 
 
+_DUE = (
+    "SELECT 0, seq, scope, state, granted FROM entries WHERE scope IN (?1, '') "
+    "AND seq IN (SELECT entry FROM amendments WHERE outcome = 'deferred') "
+    "UNION ALL SELECT 1, seq, scope, state, granted FROM entries e WHERE deadline IS NOT NULL AND deadline <= ?2 "
+    "AND scope IN (?1, '') AND state IN ('waiting', 'ready') AND NOT EXISTS "
+    "(SELECT 1 FROM uses u WHERE u.entry = e.seq AND u.state != 'returned' AND u.state = 'leased' "
+    "AND (u.expires > ?2 OR u.consumer = e.scope)) ORDER BY 1, 2"
+)
+"""(whether it is past its deadline, …) of a run's entries and those open to all; one that a trainer has is left."""
+
+
 class Entries:
     """Put, revise, read and browse."""
 
-    def __init__(self, db: Database, runs: Runs, ledger: AdmissionLedger, blobs: Blobs | None = None) -> None:
+    def __init__(
+        self,
+        db: Database,
+        runs: Runs,
+        ledger: AdmissionLedger,
+        blobs: Blobs | None = None,
+        reward_deadline_s: float = 86400.0,
+    ) -> None:
+        """`reward_deadline_s`: how long an entry waits whose reward an amendment took away."""
         self.db, self.runs, self.ledger, self.blobs = db, runs, ledger, blobs or Blobs(db)
+        self.reward_deadline_s = reward_deadline_s
         self.on_put: Callable[[Incarnation, str], object] = lambda who, buffer: None
         """Called with (who, buffer) after an entry of a run became ready; set by the store (capacity)."""
         self.on_deadline: Callable[[str, int], bool] = lambda run, seq: False
         """Called with (run, seq) for a group whose rewards did not all come; whether it goes on without them."""
+        self.on_deferred: Callable[[Incarnation, int], object] = lambda who, seq: None
+        """Called with (who, seq) for an entry with amendments that were put off; set by the store."""
 
     # ---- writing
 
@@ -265,7 +287,8 @@ class Entries:
         state = EntryState.WAITING if summary.is_waiting else default_state
         self.db.execute(
             "UPDATE entries SET revision = ?, score = ?, class = ?, reward = ?, advantage = ?, num_records = ?, "
-            "state = ?, deadline = CASE WHEN ? = 'waiting' THEN deadline END WHERE seq = ?",
+            "state = ?, deadline = CASE WHEN ? = 'waiting' THEN coalesce(deadline, ?) "
+            "WHEN state != 'waiting' THEN deadline END WHERE seq = ?",
             (
                 revision,
                 summary.score,
@@ -275,6 +298,7 @@ class Entries:
                 summary.num_records,
                 state.value,
                 state.value,
+                self.db.now + self.reward_deadline_s,
                 seq,
             ),
         )
@@ -330,24 +354,30 @@ class Entries:
             return
         self.ledger.refund(who.run, admission[0], reason)
 
-    def expire(self) -> None:
-        """Expire what waited for its reward, or for its turn, past its deadline.
+    def settle_due(self, who: Incarnation) -> None:
+        """Carry out amendments that were put off, then expire what waited for its reward, or its turn, for too long.
 
-        A group of which enough members have theirs goes on without the others.
+        A group of which enough members have their reward goes on without the others; one that was trained on before is
+        spent. Entries of other runs are left to these: their pipelines and their patience may be others.
         """
-        late = self.db.all(
-            "SELECT seq, scope, state FROM entries e WHERE deadline IS NOT NULL AND deadline <= ? "
-            "AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.entry = e.seq AND u.state != 'returned')",
-            (self.db.now,),
-        )
-        for seq, scope, state in late:
+        amended = set[int]()
+        for is_late, seq, scope, state, granted in self.db.all(_DUE, (who.run, self.db.now)):
             try:
-                if state == EntryState.WAITING and self.on_deadline(scope, seq):
-                    continue
+                if not is_late:
+                    self.on_deferred(who, seq)
+                    amended.add(seq)
+                elif seq not in amended:
+                    self._end_waiting(scope, seq, state, granted)
             except Damaged as damage:
                 log.warning("it waits in vain and is dropped: %s", damage)
                 self.discard(scope, seq, EntryState.DROPPED, DAMAGED, Refund.DROPPED)
-                continue
+
+    def _end_waiting(self, scope: str, seq: int, state: str, granted: int) -> None:
+        if state == EntryState.WAITING and self.on_deadline(scope, seq):
+            return
+        if granted:  # the deadline stays: should a resume take its uses back, it expires
+            self.db.execute("UPDATE entries SET state = 'spent', max_uses = acked WHERE seq = ?", (seq,))
+        else:
             self.discard(scope, seq, EntryState.EXPIRED, "deadline", Refund.INVALID)
 
     def drop_damaged(self, who: Incarnation, damage: Damaged) -> int:

@@ -174,7 +174,7 @@ class StoredBuffer:
         def attempt() -> GroupId | str | None:
             found = ledger.admit(who, task, rule, cursor)
             if found is None:
-                self.store.entries.expire()  # leases are for those who lease to return
+                self.store.entries.settle_due(who)  # leases are for those who lease to return
             return found
 
         found = await self._until("slots", attempt)
@@ -189,7 +189,7 @@ class StoredBuffer:
         def attempt() -> list[GroupId] | str | None:
             found = ledger.admit_next(who, tasks, rule, after)
             if found is None:
-                self.store.entries.expire()  # leases are for those who lease to return
+                self.store.entries.settle_due(who)  # leases are for those who lease to return
             return found
 
         found = await self._until("slots", attempt)

@@ -30,6 +30,7 @@ class Store:
         *,
         lease_s: float = 60.0,
         reissue_s: float = 86400.0,
+        reward_deadline_s: float = 86400.0,
         reshape: Reshape | None = None,
         min_group: int | None = None,
         priority: Priority | None = None,
@@ -42,7 +43,7 @@ class Store:
         self.runs = Runs(db, lease_s)
         self.ledger = AdmissionLedger(db, self.runs)
         self.blobs = Blobs(db, segments)
-        self.entries = Entries(db, self.runs, self.ledger, self.blobs)
+        self.entries = Entries(db, self.runs, self.ledger, self.blobs, reward_deadline_s)
         self.versions = Versions(db, self.runs)
         self.choosing = Choosing(db, self.versions, priority=priority, shares=shares)
         self.uses = Uses(db, self.runs, self.entries, self.versions, self.choosing)
@@ -50,6 +51,7 @@ class Store:
         self.amendments = Amendments(db, self.runs, self.entries, reshape, reissue_s, min_group)
         self.entries.on_put = self.capacity.after_put
         self.entries.on_deadline = self.amendments.close
+        self.entries.on_deferred = self.amendments.settle
         self.uses.on_settled = self.amendments.settle
         self.control = Control(db, self.runs)
 

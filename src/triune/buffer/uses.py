@@ -25,12 +25,6 @@ class Grant(NamedTuple):
     staleness: int
 
 
-_SHARED_DEFERRED = (
-    "SELECT DISTINCT a.entry FROM amendments a JOIN entries e ON e.seq = a.entry "
-    "WHERE a.outcome = 'deferred' AND e.scope = '' ORDER BY a.entry"
-)
-
-
 class Uses:
     """Lease, acknowledge, return."""
 
@@ -228,7 +222,7 @@ class Uses:
                 self.on_settled(who, seq)
 
     def sweep(self, who: Incarnation) -> None:
-        """Return leases of others whose heartbeat stopped, and expire what is past its deadline.
+        """Return leases of others whose heartbeat stopped, and settle what is due (`Entries.settle_due`).
 
         Who calls is alive, however late its beat is: after a suspended machine wakes, its batch is still in its hands.
         """
@@ -237,6 +231,4 @@ class Uses:
             (who.run, self.db.now, who.owner),
         )
         self.take_back(who, late)
-        for (seq,) in self.db.all(_SHARED_DEFERRED):  # by leases of other runs, whose time may be over too
-            self.on_settled(who, seq)
-        self.entries.expire()
+        self.entries.settle_due(who)

@@ -86,6 +86,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a valid rollout's reward is not known yet; False of pairs and texts, which have none."""
+        return any(isinstance(row, Experience) and row.is_valid and row.reward is None for row in self.records)
+
+    @property
     def rewards(self) -> RewardsG:
         """float64[G]: reward of each valid rollout, in the order of `valid_members`."""
         return np.array([rows[0].reward for rows in self.valid_members.values()], dtype=np.float64)
