@@ -411,7 +411,10 @@ class Buffer(Protocol):
         ...
 
     async def refund(self, group: GroupId, reason: Refund) -> None:
-        """Give a slot back, once per group."""
+        """Give a slot back, once per group, of which nothing is to be stored; else `put(…, refund=reason)`.
+
+        A group that another explorer makes, or made, is left to it.
+        """
         ...
 
     async def cursor(self) -> Any:
@@ -433,6 +436,7 @@ class Buffer(Protocol):
         shaped: Group | None = None,
         *,
         dropped_by: str = "",
+        refund: Refund | None = None,
         buffer: str = "main",
         deadline_s: float | None = None,
     ) -> str:
@@ -440,7 +444,12 @@ class Buffer(Protocol):
 
         Without operators pass the group itself as `shaped`; without it the entry is `raw`, not leased, until revised.
         `dropped_by` stores it as dropped by that operator and refunds its slot. A group with an unknown reward is
-        `waiting`, for `deadline_s`, then it expires. Idempotent by (group, epoch, members' attempts).
+        `waiting`, for `deadline_s`, then it expires; operators have no say before its last reward is there, so `shaped`
+        and `dropped_by` are not looked at. `refund` stores a group that cannot be trained on for people to look at, and
+        gives its slot back for that reason in the same transaction.
+
+        Idempotent by (group, epoch, members' attempts). A group whose slot was given back in the meantime is dropped as
+        `late`; one that another explorer makes or made by now is not stored, and only counted.
 
         Returns:
             The entry's id, `str(group.id)`.
@@ -511,7 +520,14 @@ class Buffer(Protocol):
         ...
 
     async def amend(self, entry: str, patch: Mapping[str, Any], *, by: str, key: str) -> str:
-        """Change what is not yet trained: `applied`, `deferred`, `reissued` or `expired`; idempotent by key."""
+        """Change what is not yet trained: `applied`, `deferred`, `reissued` or `expired`; idempotent by key.
+
+        Deferred is what is leased, and what this process has not the pipeline for: it is carried out when the lease
+        ends, or when a process of the entry's run leases or waits for a slot.
+
+        Raises:
+            RecordError: No entry can be patched so, it holds pairs or texts, or the key was used for another patch.
+        """
         ...
 
     async def end(self, reason: str) -> None:

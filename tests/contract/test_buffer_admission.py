@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from triune.buffer import StoredBuffer
 from triune.ports import AdmissionRule, Refund
 from triune.records import Task
 from triune.testing.buffers import ROOMY, BufferWorld, publish, run, states, stays_waiting
@@ -286,5 +287,69 @@ def test_the_ledger_remembers_how_often_each_task_failed_in_a_row(world: BufferW
         await buffer.resume_at(step=0, version=0, consumed=[], checkpoint="", strict=False)
         assert await buffer.failures() == found
         assert await (await world.start("s")).failures() == {}
+
+    run(work())
+
+
+async def two_explorers(world: BufferWorld) -> tuple[StoredBuffer, StoredBuffer]:
+    """The trainer's process, which explores too, and an explorer beside it."""
+    one, other = await world.start(), world.open()
+    await publish(one, 0)
+    await other.join_run("r", timeout_s=5)
+    return one, other
+
+
+def test_a_late_put_does_not_take_the_place_of_a_group_that_another_explorer_makes_by_now(world: BufferWorld):
+    async def work():
+        one, other = await two_explorers(world)
+        group = await one.admit(Task(key="a"), ROOMY)
+        await one.refund(group, Refund.STALE)
+        assert await other.readmit(ROOMY, max_retries=2) == group
+        await one.put(make_group(group), dropped_by="stale")
+        await one.put(make_group(group), make_group(group))
+        assert (await one.stats())["late"] == 2
+        await other.put(make_group(group, attempt=1), make_group(group, attempt=1))
+        [lease] = await one.lease(1)
+        assert lease.group.experiences[0].id.rollout.attempt == 1
+        await one.check_conservation()
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_put", [False, True])
+def test_an_explorer_that_was_thought_dead_does_not_give_back_what_another_one_makes_or_made(
+    world: BufferWorld, is_put: bool
+):
+    async def work():
+        one, other = await two_explorers(world)
+        group = await other.admit(Task(key="a"), ROOMY)
+        world.time += 61
+        await one.renew()
+        assert await one.readmit(ROOMY, max_retries=2) == group
+        if is_put:
+            await one.put(make_group(group, attempt=1), make_group(group, attempt=1))
+        await other.refund(group, Refund.INVALID)
+        await other.put(make_group(group), refund=Refund.INVALID)
+        if not is_put:
+            await one.put(make_group(group, attempt=1), make_group(group, attempt=1))
+        assert await states(one) == {str(group): "ready"}
+        stats = await one.stats()
+        assert (stats["refunded"], stats["late"]) == (1, 1)
+        await one.check_conservation()
+
+    run(work())
+
+
+def test_a_group_that_is_kept_with_its_refund_is_due_again_when_it_was_stale(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        group = await buffer.admit(Task(key="a"), ROOMY)
+        await buffer.put(make_group(group), refund=Refund.STALE)
+        [info] = await buffer.browse()
+        assert (info.state, info.reason) == ("dropped", "stale")
+        assert await buffer.readmit(ROOMY, max_retries=2) == group
+        await buffer.put(make_group(group, attempt=1), make_group(group, attempt=1))
+        assert len(await buffer.lease(1)) == 1
+        await buffer.check_conservation()
 
     run(work())

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from triune.errors import RecordError
-from triune.ports import AdmissionRule
+from triune.ports import AdmissionRule, Refund
 from triune.records import GroupId, Source, Task
-from triune.testing.buffers import ROOMY, BufferWorld, fill, run, states, stays_waiting
+from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states, stays_waiting
 from triune.testing.groups import make_group, with_mean_advantages
 
 
@@ -141,5 +141,29 @@ def test_a_dropped_group_is_kept_with_its_operator_and_gives_its_slot_back(world
         assert stats["refunds/dropped"] == 1
         assert await buffer.lease(1, wait=False) == []
         await buffer.check_conservation()
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_leased_is_what_is_stored_and_not_what_this_process_once_put_under_the_name(
+    world: BufferWorld, is_late: bool
+):
+    async def work():
+        one, other = await world.start(), world.open()
+        await publish(one, 0)
+        await other.join_run("r", timeout_s=5)
+        group = await one.admit(Task(key="a"), ROOMY)
+        old, new = make_group(group, version=0), make_group(group, version=2, attempt=1)
+        if is_late:
+            await one.refund(group, Refund.STALE)
+        await one.put(old, old)
+        for step in (1, 2):
+            await publish(one, step)
+        assert await one.lease(1, max_staleness=0, wait=False) == []
+        assert await other.readmit(ROOMY, max_retries=2) == group
+        await other.put(new, new)
+        [lease] = await one.lease(1, max_staleness=0, wait=False)
+        assert {int(row.versions.max()) for row in lease.group.experiences} == {2}
 
     run(work())

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from triune.ports import AdmissionRule
+from triune.ports import AdmissionRule, Refund
 from triune.records import Task
 from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states, stays_waiting
-from triune.testing.groups import make_group
+from triune.testing.groups import make_group, with_mean_advantages
 
 
 async def put_waiting(buffer: Any, key: str, rewards: tuple[float | None, ...], deadline_s: float = 3600) -> str:
@@ -137,6 +137,42 @@ def test_the_last_slot_of_a_run_is_given_again_when_the_reward_of_its_group_neve
         group = await waiting
         assert group is not None
         assert group.task_key == "b"
+
+    run(work())
+
+
+@pytest.mark.parametrize("rewards", [(1.0, 0.0, None), (1.0, 1.0, None), (None, None, None)])
+def test_what_operators_made_of_a_group_without_all_rewards_does_not_count(
+    world: BufferWorld, rewards: tuple[float | None, ...]
+):
+    async def work():
+        buffer = await world.start()
+        raw = make_group(await buffer.admit(Task(key="a"), ROOMY), rewards=rewards)
+        known = [row for row in raw.experiences if row.reward is not None]
+        shaped = with_mean_advantages(raw.with_records(known))
+        entry = await buffer.put(raw, shaped, dropped_by="" if shaped else "drop_flat_groups")
+        assert await states(buffer) == {entry: "waiting"}
+        assert (await buffer.stats())["refunded"] == 0
+        patch = {"members": {"0": {"reward": 0.0}, "1": {"reward": 0.0}, "2": {"reward": 3.0}}}
+        assert await buffer.amend(entry, patch, by="judge", key="k") == "applied"
+        [lease] = await buffer.lease(1)
+        assert advantages(lease) == {0: -1.0, 1: -1.0, 2: 2.0}
+        await buffer.check_conservation()
+
+    run(work())
+
+
+def test_a_group_that_is_given_up_is_dropped_with_its_refund_also_without_all_rewards(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        raw = make_group(await buffer.admit(Task(key="a"), ROOMY), rewards=(1.0, None))
+        for _ in range(2):
+            await buffer.put(raw, refund=Refund.TOO_SMALL)
+        [info] = await buffer.browse()
+        assert (info.state, info.reason) == ("dropped", "too_small")
+        stats = await buffer.stats()
+        assert (stats["refunded"], stats["refunds/too_small"], stats["late"]) == (1, 1, 0)
+        await buffer.check_conservation()
 
     run(work())
 

@@ -42,7 +42,9 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
-    """Check and encode a group with its first revision.
+    """Check and encode a group with its first revision; without one while a reward is not known.
+
+    What operators made of such a group they made without knowing it all: they see it again when it is complete.
 
     Raises:
         RecordError: A record breaks its contract or holds something that cannot be stored.
@@ -50,11 +52,11 @@ def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
     joined: dict[str, Any] = {}
     summary = summarise(raw, joined)
     raw_blob = encode_group(raw, joined)
-    if shaped is None or shaped is raw:
+    if shaped is None or shaped is raw or summary.is_waiting:
         return Parcel(
             id=raw.id,
             raw=raw_blob,
-            is_shaped=shaped is raw,
+            is_shaped=shaped is not None,
             shaped=None,
             is_whole=False,
             operators=(),
@@ -141,34 +143,51 @@ class Entries:
     # ---- writing
 
     def put(
-        self, who: Incarnation, parcel: Parcel, *, dropped_by: str, buffer: str, deadline_s: float
-    ) -> tuple[str, bool]:
-        """Store a closed group; its id, and whether it is new (a repeated or late put changes nothing)."""
+        self,
+        who: Incarnation,
+        parcel: Parcel,
+        *,
+        dropped_by: str,
+        buffer: str,
+        deadline_s: float,
+        refund: Refund | None = None,
+    ) -> tuple[str, int | None]:
+        """Store a closed group; its id, and its position where it is now ready (a repeated or late put is not).
+
+        A repeated put changes nothing, nor does that of a group which another explorer makes by now; it is counted.
+        """
         self.runs.check(who)
-        admission = self.ledger.close(parcel.id) if parcel.id.run == who.run else None
+        admission = self.ledger.close(who, parcel.id) if parcel.id.run == who.run else None
+        held = "" if admission is None else admission[1]
+        if held == "taken":
+            self.db.count("late")
+            return str(parcel.id), None
         scope = who.run if buffer == MAIN else ""
-        if admission is not None and admission[1] == "refunded" and not dropped_by:
-            dropped_by = "late"  # its slot was given to others while its maker was thought dead
-        state, reason = self._first_state(parcel, dropped_by)
+        state, reason = self._first_state(parcel, held, dropped_by, refund)
         seq = self._insert(parcel, who.epoch, admission, scope, buffer, state, reason, deadline_s)
         if seq is None:
             self._count_repeat(parcel, who.epoch)
-            return str(parcel.id), False
+            return str(parcel.id), None
         failpoint("buffer.put.inside")
-        if admission is not None and admission[1] == "open":
+        if admission is not None and held == "open":
             self.db.touched.add("slots")
-            if dropped_by:
-                self.ledger.refund(who.run, admission[0], Refund.DROPPED.value)
+            if state is EntryState.DROPPED:
+                self.ledger.refund(who.run, admission[0], (refund or Refund.DROPPED).value)
         self.db.touched.add("entries")
         if scope and state is EntryState.READY:
             self.on_put(who, buffer)
-        return str(parcel.id), True
+        return str(parcel.id), seq if state is EntryState.READY else None
 
-    def _first_state(self, parcel: Parcel, dropped_by: str) -> tuple[EntryState, str]:
-        if dropped_by:
-            return EntryState.DROPPED, dropped_by
+    def _first_state(self, parcel: Parcel, held: str, dropped_by: str, refund: Refund | None) -> tuple[EntryState, str]:
+        """`held`: state of the admission. Operators have no say before the last reward is there."""
+        if refund is not None:
+            return EntryState.DROPPED, dropped_by or refund.value
+        if held == "refunded":  # its slot was given to others while its maker was thought dead
+            return EntryState.DROPPED, dropped_by or "late"
         if parcel.summary.is_waiting:
             return EntryState.WAITING, ""
+        if dropped_by:
+            return EntryState.DROPPED, dropped_by
         return (EntryState.READY if parcel.is_shaped else EntryState.RAW), ""
 
     def _insert(
@@ -337,10 +356,13 @@ class Entries:
         self.db.touched.add("entries")
 
     def refund(self, who: Incarnation, group: GroupId, reason: str) -> None:
-        """Give a group's slot back, once; an entry of it that is not yet used is dropped for the same reason."""
+        """Give a group's slot back, once; an entry of it that is not yet used is dropped for the same reason.
+
+        A group that another explorer made, or makes by now, is left to it.
+        """
         self.runs.check(who)
-        admission = self.ledger.find(group)
-        if admission is None or admission[1] == "refunded":
+        admission = self.ledger.find(group, who.owner)
+        if admission is None or admission[1] in ("refunded", "taken"):
             return
         if admission[1] == "put":
             row = self.db.one(

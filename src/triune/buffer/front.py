@@ -65,7 +65,7 @@ class StoredBuffer:
         self.deterministic, self.urgent_ratio = deterministic, urgent_ratio
         self.who: Incarnation | None = None
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}:{uuid.uuid4().hex[:8]}"
-        self._fresh: OrderedDict[str, tuple[int, Group]] = OrderedDict()
+        self._fresh: OrderedDict[int, tuple[int, Group]] = OrderedDict()  # by position: names are given again
         self._waiters: set[tuple[str, asyncio.Future[None]]] = set()
         self._generation: dict[str, int] = {}
         self._writer = Writer(
@@ -234,6 +234,7 @@ class StoredBuffer:
         shaped: Group | None = None,
         *,
         dropped_by: str = "",
+        refund: Refund | None = None,
         buffer: str = MAIN,
         deadline_s: float | None = None,
     ) -> str:
@@ -245,13 +246,14 @@ class StoredBuffer:
         who = self._me()
         patience = self.settings.reward_deadline_s if deadline_s is None else deadline_s
 
-        def store() -> tuple[str, bool]:
-            return self.store.entries.put(who, parcel, dropped_by=dropped_by, buffer=buffer, deadline_s=patience)
+        def store() -> tuple[str, int | None]:
+            put = self.store.entries.put
+            return put(who, parcel, dropped_by=dropped_by, buffer=buffer, deadline_s=patience, refund=refund)
 
         parcel = make_parcel(raw, shaped)
-        entry, is_new = await self._writer.submit(store)
-        if is_new and parcel.is_shaped and not dropped_by and not parcel.summary.is_waiting:
-            self._keep_fresh(entry, parcel.revision, shaped or raw)
+        entry, ready = await self._writer.submit(store)
+        if ready is not None:
+            self._keep_fresh(ready, parcel.revision, shaped or raw)
         return entry
 
     async def stock(self, groups: Sequence[Group], *, buffer: str) -> int:
@@ -286,8 +288,8 @@ class StoredBuffer:
         found = await self._until("stock", look)
         return None if isinstance(found, str) else found
 
-    def _keep_fresh(self, entry: str, revision: int, group: Group) -> None:
-        self._fresh[entry] = (revision, group)
+    def _keep_fresh(self, seq: int, revision: int, group: Group) -> None:
+        self._fresh[seq] = (revision, group)
         if len(self._fresh) > NUM_FRESH:
             self._fresh.popitem(last=False)
 
@@ -335,8 +337,6 @@ class StoredBuffer:
                 break
             except Damaged as damage:  # nothing was leased; without these it may be
                 num_damaged += await self._writer.submit(partial(self.store.entries.drop_damaged, who, damage))
-        for lease in leases:
-            self._fresh.pop(lease.entry, None)
         if num_stale:
             leases.metrics["num_stale_dropped"] = float(num_stale)
         if num_damaged:
@@ -344,7 +344,7 @@ class StoredBuffer:
         return leases
 
     def _leases_of(self, grants: Sequence[Grant]) -> list[Lease]:
-        kept = {grant.seq: self._fresh.get(grant.entry, (-1, None)) for grant in grants}
+        kept = {grant.seq: self._fresh.pop(grant.seq, (-1, None)) for grant in grants}
         groups = {grant.seq: kept[grant.seq][1] for grant in grants if kept[grant.seq][0] == grant.revision}
         missing = {grant.seq: grant.revision for grant in grants if groups.get(grant.seq) is None}
         found = {**groups, **self.store.entries.read_all(missing)}

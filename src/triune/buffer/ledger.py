@@ -156,23 +156,26 @@ class AdmissionLedger:
         free = math.ceil((max(row[1], 0) + rule.max_staleness + 1) * rule.fresh - row[0])
         return max(0, free if rule.limit is None else min(free, rule.limit - row[0]))
 
-    def find(self, group: GroupId) -> tuple[int, str] | None:
-        """(seq, state) of the group's newest admission."""
+    def find(self, group: GroupId, owner: str) -> tuple[int, str] | None:
+        """(seq, state) of the group's newest admission; `taken` where it is not refunded, and another's than `owner`'s.
+
+        That is so after others had to think `owner` dead, and admitted the group again.
+        """
         row = self.db.one(
-            "SELECT seq, state FROM admissions WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? "
-            "ORDER BY round DESC LIMIT 1",
-            (group.run, group.taskset, group.task_key, group.visit),
+            "SELECT seq, CASE WHEN state = 'refunded' OR owner = ? THEN state ELSE 'taken' END FROM admissions "
+            "WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? ORDER BY round DESC LIMIT 1",
+            (owner, group.run, group.taskset, group.task_key, group.visit),
         )
         return (row[0], row[1]) if row else None
 
-    def close(self, group: GroupId) -> tuple[int, str] | None:
+    def close(self, who: Incarnation, group: GroupId) -> tuple[int, str] | None:
         """The group is being put, its slot is held by its entry from now on; what `find` said before."""
         row = self.db.one(
             "UPDATE admissions SET state = 'put' WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? "
-            "AND state = 'open' RETURNING seq",
-            (group.run, group.taskset, group.task_key, group.visit),
+            "AND state = 'open' AND owner = ? RETURNING seq",
+            (group.run, group.taskset, group.task_key, group.visit, who.owner),
         )
-        return (row[0], "open") if row is not None else self.find(group)
+        return (row[0], "open") if row is not None else self.find(group, who.owner)
 
     def refund(self, run: str, seq: int, reason: str, *, is_due: bool = False) -> bool:
         """Give back the slot of one admission, once; whether it still held it. `is_due`: admit its group again."""

@@ -292,13 +292,18 @@ class Explorer:
         self._report(group, outcome)
         self._tally.add_outcome(outcome)
         if outcome.refund is not None:
-            await self._buffer.refund(group, outcome.refund)
-            if outcome.group is not None:
-                await self._buffer.put(outcome.group, dropped_by=outcome.refund.value)
+            if outcome.group is None:
+                await self._buffer.refund(group, outcome.refund)
+            else:
+                await self._buffer.put(outcome.group, refund=outcome.refund)
             if outcome.refund is not Refund.STALE:
                 self._count_barren(group, outcome.failures[-1]["error"] if outcome.failures else "no valid reward")
             return
         assert outcome.group is not None
+        if outcome.group.is_waiting:  # shaped when its last reward is there
+            await self._buffer.put(outcome.group)
+            self._num_barren = 0
+            return
         with self._monitor.timed(f"{ROLE}/pipeline"):
             shaped: Any = self._apply(outcome.group)
             if inspect.isawaitable(shaped):

@@ -228,6 +228,36 @@ def test_a_slot_given_back_after_the_last_admission_is_used_so_that_the_trainer_
     assert (stats["entries/expired"], stats["refunds/invalid"]) == (1, 1)
 
 
+def test_operators_see_a_group_only_when_its_last_reward_is_there(tmp_path):
+    seen = []
+
+    async def late(task, model):
+        await quick(task, model)
+        (row,) = build_experiences([Finished(session=model._caller)])
+        return [row.replace(reward=None if task.key == "1" else 1.0, is_valid=True)]
+
+    def apply(group):
+        seen.append(group.task.key)
+        return Shaped(group=group)
+
+    house = House(late, num_tasks=3, steps=1, fresh=2, staleness=1, finishes=False, apply=apply)
+
+    async def work():
+        house.buffer = open_buffer(BufferSettings(store="memory"), tmp_path)
+        await house.buffer.open_run("run", config_hash="", data_hash="")
+        explored = asyncio.ensure_future(house.make().run())
+        await house.train()
+        while not (waiting := await house.buffer.browse(state="waiting")):
+            await asyncio.sleep(0.001)
+        await house.buffer.finish("done")
+        await explored
+        await house.buffer.close()
+        return [info.entry for info in waiting]
+
+    assert asyncio.run(asyncio.wait_for(work(), 20)) == ["run/train/1/0"]
+    assert sorted(seen) == ["0", "2"]
+
+
 def test_case_46_an_error_of_the_loop_ends_it_at_once_with_its_own_name(tmp_path):
     house = House(quick, steps=4)
 
