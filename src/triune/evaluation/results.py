@@ -47,9 +47,9 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     def metrics(self) -> dict[str, float]:
         """Name → value, without prefix; a metric that no task can tell is left out.
 
-        `mean@n` with its 95 % interval `mean@n/low`, `mean@n/high`; `best@k` and `pass@k` for k = 1, 2, 4 … n, over the
-        tasks with at least k valid samples; `part/<name>`; `num_tasks`, `invalid_ratio`, `truncated_ratio`,
-        `response_length`.
+        `mean@n`, and `best@k` and `pass@k` for k = 1, 2, 4 … n over the tasks with at least k valid samples, each with
+        its 95 % interval over tasks `…/low` and `…/high` where there are two or more; `part/<name>`; `num_tasks`,
+        `invalid_ratio`, `truncated_ratio`, `response_length`.
         """
         scored = [task.rewards for task in self.tasks if task.rewards]
         num_valid = sum(map(len, scored))
@@ -59,13 +59,12 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
             return found
         means = [float(np.mean(rewards)) for rewards in scored]
         name = f"mean@{self.samples}"
-        found[name] = float(np.mean(means))
-        found[f"{name}/low"], found[f"{name}/high"] = mean_interval(means)
+        found |= _with_interval(name, means)
         for k in tries_up_to(self.samples):
             enough = [rewards for rewards in scored if len(rewards) >= k]
             if enough:
-                found[f"best@{k}"] = float(np.mean([best_at_k(rewards, k) for rewards in enough]))
-                found[f"pass@{k}"] = float(np.mean([pass_at_k(len(r), self._num_passed(r), k) for r in enough]))
+                found |= _with_interval(f"best@{k}", [best_at_k(rewards, k) for rewards in enough])
+                found |= _with_interval(f"pass@{k}", [pass_at_k(len(r), self._num_passed(r), k) for r in enough])
         found["truncated_ratio"] = sum(task.num_truncated for task in self.tasks) / num_valid
         found["response_length"] = sum(task.num_tokens for task in self.tasks) / num_valid
         return found | self._part_means()
@@ -80,6 +79,13 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
             for name, value in task.parts.items():
                 values.setdefault(name, []).append(value)
         return {f"part/{name}": float(np.mean(each)) for name, each in values.items()}
+
+
+def _with_interval(name: str, per_task: Sequence[float]) -> dict[str, float]:
+    found = {name: float(np.mean(per_task))}
+    if len(per_task) > 1:
+        found[f"{name}/low"], found[f"{name}/high"] = mean_interval(per_task)
+    return found
 
 
 def result_of_group(task: Task, group: Group | None, *, samples: int, part: str | None) -> TaskResult:

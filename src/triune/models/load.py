@@ -73,7 +73,7 @@ def _add_adapter(model: Any, source: ModelSource, lora: LoraSettings | None, see
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if source.adapter is not None:
-        adapted = PeftModel.from_pretrained(model, source.adapter, is_trainable=True)
+        adapted: Any = PeftModel.from_pretrained(model, source.adapter, is_trainable=True)
         found: Any = adapted.peft_config["default"]
         if lora is not None and (found.r, float(found.lora_alpha)) != (lora.rank, lora.alpha):
             raise ConfigError(
@@ -82,6 +82,7 @@ def _add_adapter(model: Any, source: ModelSource, lora: LoraSettings | None, see
                 f"those of {source.adapter}: rank {found.r}, alpha {found.lora_alpha:g}",
                 "leave model.lora out",
             )
+        _check_adapter(adapted, "model.path", source.adapter)
         return adapted
     assert lora is not None
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
@@ -93,9 +94,33 @@ def _add_adapter(model: Any, source: ModelSource, lora: LoraSettings | None, see
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError("model.lora.targets", str(error).splitlines()[0], "names of linear layers") from error
+    _check_adapter(adapted, "model.lora.targets", str(targets))
+    return adapted
+
+
+def _check_adapter(adapted: Any, where: str, found: str) -> None:
+    """Refuse adapters that the trainer would train otherwise than they are published.
+
+    The trainer multiplies by the head's weight itself, and what is published is `W + alpha / r * B @ A`.
+
+    Raises:
+        ConfigError: DoRA, an adapter on or a copy of the head, or one of an embedding that the head shares.
+    """
+    base, config = adapted.get_base_model(), adapted.peft_config["default"]
+    expected, do = "adapters of inner layers", "train the layers named `*_proj`, or all weights"
+    if getattr(config, "use_dora", False):
+        raise ConfigError(where, f"{found}: DoRA", "plain LoRA", "make the adapter without use_dora")
+    if _is_wrapped(base.get_output_embeddings()):
+        raise ConfigError(where, f"{found}: the head (lm_head) among them", expected, do)
+    if getattr(base.config, "tie_word_embeddings", False) and _is_wrapped(base.get_input_embeddings()):
+        raise ConfigError(where, f"{found}: the embedding among them, which is also the head", expected, do)
+
+
+def _is_wrapped(module: Any) -> bool:
+    return hasattr(module, "base_layer") or hasattr(module, "original_module")
 
 
 def max_positions(settings: ModelSettings) -> int | None:

@@ -22,7 +22,9 @@ def draw_curve(series: Mapping[str, Series], path: Path, *, title: str) -> Path 
         The path; None when there is nothing to draw.
     """
     main = next((name for name in ("reward", "loss") if len(series.get(name, ()))), None)
-    measures = [name for name in sorted(series) if name.startswith("eval/") and f"{name}/low" in series]
+    measures = [
+        name for name in sorted(series) if name.startswith("eval/") and "/mean@" in name and f"{name}/low" in series
+    ]
     if main is None and not measures:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg

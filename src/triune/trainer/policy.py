@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from triune.trainer.layout import Micro
 
 log = logging.getLogger("triune.trainer")
 
+_ADDED = re.compile(r"\.lora_(embedding_)?B\.")
 _SCALED_HEADS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
@@ -54,6 +56,7 @@ class Policy(Body):
                 str(rounded[0]).removeprefix("torch."),
             )
         self._reference: Policy | None = None
+        self._initial: Mapping[str, Tensor] | None = None
 
     @property
     def has_adapter(self) -> bool:
@@ -79,8 +82,14 @@ class Policy(Body):
         return spread(logprobs, micro), None if entropies is None else spread(entropies, micro)
 
     def keep_reference(self) -> None:
-        """Freeze the present weights as the reference policy; under an adapter that is the base with it off."""
+        """Freeze the present weights as the reference policy.
+
+        Under a new adapter, which adds nothing yet, that is the base with it off; of one that was trained before, its
+        tensors are kept.
+        """
         if self.has_adapter:
+            if any(value.any() for name, value in self.trainable.items() if _ADDED.search(name)):  # 0 in a new adapter
+                self._initial = {name: value.detach().clone() for name, value in self.trainable.items()}
             return
         frozen = copy.deepcopy(self.model).requires_grad_(False)
         self._reference = copy.copy(self)
@@ -91,12 +100,28 @@ class Policy(Body):
     @contextmanager
     def reference(self) -> Iterator[Policy]:
         """Inside, log-probs of the reference policy can be computed with what is yielded."""
+        if self._initial is not None:
+            with self._holding(self._initial):
+                yield self
+            return
         if self.has_adapter:
             with self.model.disable_adapter():
                 yield self
             return
         assert self._reference is not None, "keep_reference was not called"
         yield self._reference
+
+    @contextmanager
+    def _holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the trained parameters have these values."""
+        live = {name: parameter.data for name, parameter in self.trainable.items()}
+        try:
+            for name, parameter in self.trainable.items():
+                parameter.data = weights[name]
+            yield
+        finally:
+            for name, parameter in self.trainable.items():
+                parameter.data = live[name]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take trained weights, as a checkpoint holds them.

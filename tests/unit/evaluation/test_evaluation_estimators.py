@@ -42,6 +42,17 @@ def test_a_reward_that_misses_the_threshold_by_a_rounding_passes_and_one_below_i
     assert (0.7 + 0.2 + 0.1 < 1.0, found["pass@1"], found["pass@2"]) == (True, 0.5, 1.0)
 
 
+def test_every_mean_over_two_tasks_or_more_has_an_interval_and_one_over_a_single_task_has_none():
+    def measured(*rewards: tuple[float, ...]) -> dict[str, float]:
+        tasks = tuple(TaskResult(key=str(n), rewards=each) for n, each in enumerate(rewards))
+        return SetResult(taskset="sums", weight=1.0, samples=2, pass_threshold=1.0, tasks=tasks).metrics()
+
+    found = measured((1.0, 0.0), (1.0, 1.0), (0.0, 0.0))
+    for name in ("mean@2", "pass@1", "pass@2", "best@2"):
+        assert found[f"{name}/low"] < found[name] < found[f"{name}/high"], name
+    assert not [name for name in measured((1.0, 0.0)) if name.endswith(("/low", "/high"))]
+
+
 def test_best_at_k_is_the_mean_of_the_largest_over_all_draws():
     rewards = [0.5, -1.0, 0.5, 2.0, 0.0, 0.25]
     for k in range(1, 7):

@@ -1,8 +1,11 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from triune.errors import ConfigError
 from triune.models import LoraSettings, ModelSettings, canonical_state, export_model, load_model, resolve_model
@@ -93,6 +96,35 @@ def test_case_50_training_goes_on_from_an_exported_adapter_with_its_rank_and_alp
     assert trained
     with pytest.raises(ConfigError, match=r"those of .*rank 4, alpha 32"):
         load_model(ModelSettings(path=adapter, lora=LoraSettings(rank=4, alpha=8)))
+
+
+@pytest.mark.parametrize(
+    ("tied", "targets", "says"),
+    [
+        (False, ("q_proj", "lm_head"), "the head"),
+        (True, ("q_proj", "lm_head"), "the head"),
+        (True, ("q_proj", "embed_tokens"), "the embedding among them, which is also the head"),
+    ],
+)
+def test_an_adapter_that_would_be_published_otherwise_than_it_is_trained_is_refused(
+    tmp_path: Path, tied: bool, targets: tuple[str, ...], says: str
+):
+    source = save_tiny_llama(tmp_path, tied=tied)
+    with pytest.raises(ConfigError, match=rf"model\.lora\.targets: .*{says}"):
+        load_model(ModelSettings(path=str(source), lora=LoraSettings(targets=targets)))
+
+
+@pytest.mark.parametrize(("change", "says"), [({"use_dora": True}, "DoRA"), ({"modules_to_save": ["lm_head"]}, "head")])
+def test_an_adapter_folder_that_cannot_be_published_as_it_is_trained_is_refused(
+    tmp_path: Path, change: dict[str, Any], says: str
+):
+    source = save_tiny_llama(tmp_path / "source", tied=False)
+    base = AutoModelForCausalLM.from_pretrained(source)
+    adapter = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", **change))
+    adapter.peft_config["default"].base_model_name_or_path = str(source)
+    adapter.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=rf"model\.path: .*{says}"):
+        load_model(ModelSettings(path=str(tmp_path / "adapter")))
 
 
 def test_case_04_a_model_with_dropout_gives_the_same_log_probs_twice_even_in_training_mode(tmp_path: Path):

@@ -1,15 +1,18 @@
 """The reference is asked the same question as the student: same ids, same temperature."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from triune import registry
+from triune.models import LoraSettings, ModelSettings, load_model
 from triune.ports import Lease
 from triune.testing.lanes import InlineLane
-from triune.testing.tiny_models import tiny_llama
+from triune.testing.tiny_models import save_tiny_llama, tiny_llama
 from triune.testing.training import sampled_group
 from triune.trainer import Policy
 from triune.trainer.batch import build_batch, prepare, stored_streams
@@ -52,3 +55,30 @@ def test_keeping_a_reference_leaves_the_precision_of_products_as_the_run_file_sa
         assert torch.get_float32_matmul_precision() == "highest"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("was_trained", [True, False])
+def test_under_an_adapter_the_reference_is_the_model_the_run_begins_with(tmp_path: Path, was_trained: bool):
+    model = load_model(ModelSettings(path=str(save_tiny_llama(tmp_path)), lora=LoraSettings(rank=4)))
+    if was_trained:
+        moved(model)
+    prompt = torch.tensor([[1, 5, 7, 9]])
+    with torch.no_grad():
+        initial = model(input_ids=prompt).logits
+        policy = Policy(model, float32_matmul="highest")
+        policy.keep_reference()
+        moved(model)
+        changed = model(input_ids=prompt).logits
+        with policy.reference() as reference:
+            kept = reference.model(input_ids=prompt).logits
+        after = model(input_ids=prompt).logits
+    torch.testing.assert_close(kept, initial)
+    assert not torch.allclose(kept, changed, atol=1e-3)
+    assert torch.equal(after, changed)
+
+
+def moved(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05
