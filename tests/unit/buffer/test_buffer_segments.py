@@ -373,8 +373,9 @@ def test_a_damaged_group_that_waits_is_dropped_at_its_deadline_and_deferred_amen
             path.unlink()
         await buffer.ack([(lease.entry, lease.use_no)], checkpoint="c", step=1)
         world.time += 20
+        assert buffer.who is not None
         with buffer.store.db.transaction():
-            buffer.store.entries.expire()  # as whoever waits for a slot does
+            buffer.store.entries.settle_due(buffer.who)  # as whoever waits for a slot does
         assert await states(buffer) == {"r/train/t0/0": "spent", "r/train/late/0": "dropped"}
         assert [row["outcome"] for row in await buffer.amendments("r/train/t0/0")] == ["expired"]
         await buffer.check_conservation()
