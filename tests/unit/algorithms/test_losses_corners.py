@@ -217,6 +217,16 @@ def test_tis_bounds_icepop_drops_and_rejection_does_not_count():
     assert slopes(Corrected(loss=loss, low=2.0, high=9.0), row)[1] == pytest.approx([-2.0, -1.0])
 
 
+def test_a_token_that_the_correction_masks_stays_in_the_count_of_a_loss_that_counts_advantages():
+    row = answer(4.0, 4.0, 1.0, 1.0, old=1.0)
+    row.streams["old_logprobs"] = row.logprobs.copy()
+    flat = answer(4.0, a=0.0, old=1.0)
+    for ratio in ("old", "new"):
+        brick = Corrected(loss=GPG(), mode="mask", low=0.5, high=2.0, ratio=ratio)
+        assert slopes(brick, row, flat)[1] == [0.0, 0.0, -0.25, -0.25, 0.0]
+    assert slopes(Corrected(loss=GPG(), mode="reject", high=2.0), row, flat)[1] == [0.0, 0.0, -0.5, -0.5, 0.0]
+
+
 def test_corrected_by_the_new_policy_reinforce_is_the_off_policy_gradient():
     brick = Corrected(loss=Reinforce(), ratio="new", high=9.0)
     assert slopes(brick, answer(3.0, old=1.0))[1] == pytest.approx([-3.0])
@@ -245,7 +255,6 @@ REFUSED = [
     (Corrected(loss=DecoupledPPO()), "policy_loss.loss: found decoupled_ppo, which is corrected already"),
     (Corrected(low=2.0, high=2.0), "policy_loss.low: found 2.0"),
     (Corrected(mode="reject", ratio="new"), "policy_loss.ratio: found 'new' with `mode: reject`"),
-    (Corrected(loss=GPG(), ratio="new"), "policy_loss.ratio: found 'new' with gpg without `count_flat`"),
     (Corrected(loss=PPOClip(average="constant")), "policy_loss.loss.length: found None"),
     (REC(clip="ring", ring_low=0.2), "policy_loss.ring_low: found 0.2 with `clip_low: 0.2`"),
     (REC(clip="ring", clip_high=3.0), "policy_loss.ring_high: found 2.0 with `clip_high: 3.0`"),

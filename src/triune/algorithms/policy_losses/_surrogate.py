@@ -25,5 +25,15 @@ def above_behaviour(batch: MicroBatch, logprobs: Tensor) -> Tensor:
 
 
 def with_weight(batch: MicroBatch, weight: Tensor) -> MicroBatch:
-    """The batch with advantages times a weight [B, T], at least 0: every loss linear in A is multiplied by it."""
-    return replace(batch, streams={**batch.streams, "advantages": batch.advantages * weight})
+    """The batch with advantages times a weight [B, T], at least 0: every loss linear in A is multiplied by it.
+
+    A weight of 0 takes a token's gradient and not its place in a count: `has_advantage` answers as before.
+    """
+    plain = batch.streams.get("unweighted_advantages", batch.advantages)
+    streams = {**batch.streams, "advantages": batch.advantages * weight, "unweighted_advantages": plain}
+    return replace(batch, streams=streams)
+
+
+def has_advantage(batch: MicroBatch) -> Tensor:
+    """bool[B, T]: tokens whose advantage is not 0, whatever weight it was given."""
+    return batch.streams.get("unweighted_advantages", batch.advantages) != 0

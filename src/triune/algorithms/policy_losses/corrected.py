@@ -61,6 +61,7 @@ class Corrected:
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"loss": "gspo", "mode": "mask", "level": "sequence", "low": 0.5},
         {"loss": "reinforce", "ratio": "new"},
+        {"loss": "gpg", "mode": "mask", "low": 0.5, "ratio": "new"},
         {"loss": "m2po", "mode": "reject", "level": "geometric", "low": 0.9, "high": 1.1},
     )
 
@@ -138,10 +139,8 @@ class Corrected:
             raise ConfigError(
                 f"{where}.low", f"found {self.low} with `high: {self.high}`", "less than that", "lower it"
             )
-        has_own_count = self.mode == "reject" or not getattr(self.loss, "count_flat", True)
-        if self.ratio == "new" and has_own_count:
-            what = "`mode: reject`" if self.mode == "reject" else f"{inside} without `count_flat`"
-            found = f"found 'new' with {what}, whose counts would change with the new log-probs"
+        if self.ratio == "new" and self.mode == "reject":
+            found = "found 'new' with `mode: reject`, whose counts would change with the new log-probs"
             raise ConfigError(f"{where}.ratio", found, "", "write `ratio: old`")
         if hasattr(self.loss, "check"):
             self.loss.check(f"{where}.loss")

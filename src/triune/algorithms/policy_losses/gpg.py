@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from triune.algorithms.policy_losses._surrogate import has_advantage
 from triune.algorithms.progress import Progress
 from triune.algorithms.terms import Average, Term, averaged, check_average, metric
 from triune.registry import brick
@@ -47,10 +48,10 @@ class GPG:
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
         """Yield `policy_loss`, and the metric `flat_ratio`: the share of tokens without advantage."""
         advantages, mask = batch.advantages, batch.action_mask
-        has_advantage = advantages != 0
-        counted = mask if self.count_flat else mask & has_advantage
+        is_flat = ~has_advantage(batch)
+        counted = mask if self.count_flat else mask & ~is_flat
         loss = Term("policy_loss", -advantages * batch.logprobs, counted)
-        flat = metric("flat_ratio", (~has_advantage).to(advantages.dtype), mask)
+        flat = metric("flat_ratio", is_flat.to(advantages.dtype), mask)
         return [averaged(loss, batch, self.average, self.length), flat]
 
     def check(self, where: str) -> None:
