@@ -83,6 +83,9 @@ def test_auto_recomputes_old_logprobs_only_where_they_differ_from_the_behaviour(
     assert Algorithm(policy_loss=Needy()).recomputes_old(num_updates=1, max_staleness=0)
     assert Algorithm(policy_loss=Decoupled()).recomputes_old(num_updates=1, max_staleness=1)
     assert not Algorithm(policy_loss=Decoupled()).recomputes_old(num_updates=1, max_staleness=0)
+    for sampling in ("fifo", "replay"):  # stale by `sync.every`, by reuse, or made by another run, whatever the bound
+        decoupled = built(use="grpo", policy_loss="decoupled_ppo", sampling=sampling)
+        assert decoupled.recomputes_old(num_updates=1, max_staleness=0)
     assert GRPO(old_logprobs="always").recomputes_old(num_updates=1, max_staleness=0)
     assert not GRPO(old_logprobs="never").recomputes_old(num_updates=4, max_staleness=0)
 

@@ -24,9 +24,10 @@ class DecoupledPPO(PPOClip):
     """Clip around the policy that began the step, and correct for the one that sampled by a truncated weight.
 
     Stale samples come from an older policy. Clipping around that one would hold the policy back at it; here the centre
-    of the clip is `old`, recomputed when the step begins, and the loss of `ppo_clip` is multiplied by
-    min(exp(old - behaviour), cap), batch data without gradient. Without staleness and with one update per step old is
-    the behaviour, and this is `ppo_clip`. `corrected` offers other corrections for any loss.
+    of the clip is `old`, recomputed whenever a step begins, and the loss of `ppo_clip` is multiplied by
+    min(exp(old - behaviour), cap), batch data without gradient. Samples are stale also where a version serves several
+    steps, entries are used again, or another run made them; where none are, use `ppo_clip`, which is the same then and
+    spares the pass. `corrected` offers other corrections for any loss.
 
     Where the new policy is the old one, the expected gradient given the prefix is the policy gradient also on stale
     samples, up to the cap, which makes it biased and bounds its variance.
@@ -38,6 +39,7 @@ class DecoupledPPO(PPOClip):
     """
 
     cap: Annotated[float, Field(gt=0)] = 5.0
+    needs: ClassVar[frozenset[str]] = frozenset({"advantages", "old_logprobs"})
     is_decoupled: ClassVar[bool] = True
 
     def __call__(self, batch: MicroBatch, state: Mapping[str, Any], progress: Progress) -> list[Term]:
