@@ -45,6 +45,12 @@ class Batch:
         """All micro-batches of the step."""
         return [micro for mini in self.minis for micro in mini]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether there are tokens, and their advantages say that there is nothing to learn from them: all are 0."""
+        found = [micro.batch.streams.get("advantages") for micro in self.micros]
+        return bool(found) and all(one is not None and not bool(one.any()) for one in found)
+
 
 def stored_streams(algorithm: Algorithm, *, has_teacher: bool = False) -> tuple[str, ...]:
     """Names of the streams that an algorithm reads from the experience.

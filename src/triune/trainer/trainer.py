@@ -262,7 +262,9 @@ class Trainer:
 
     def _guard(self, leases: Sequence[Lease], batch: Batch, tally: Tally, metrics: dict[str, float]) -> None:
         """Count batches in a row that had nothing to train on, and end the run with an example of why."""
-        is_trainable = bool(batch.minis) and (tally.num_moved > 0 or not metrics.get("empty_terms", 0.0))
+        is_trainable = bool(batch.minis) and (
+            tally.num_moved > 0 or not metrics.get("empty_terms", 0.0) or batch.is_flat
+        )
         self._untrainable = 0 if is_trainable else self._untrainable + 1
         if self._untrainable >= self.settings.max_untrainable_batches:
             raise TrainingError(
