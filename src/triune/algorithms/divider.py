@@ -95,7 +95,7 @@ class Divider:
         found = dict(zip(self.counts, sums, strict=True))
         self._check_masks()
         weights = {name: units.weight for name, units in self._planned.items()}
-        loss = sum(weight * found[name] for name, weight in weights.items())
+        loss = sum(weight * found[name] for name, weight in weights.items() if weight)  # 0 x inf is no number
         empty = [name for name, count in self.counts.items() if count == 0]
         shown = {name: value for name, value in found.items() if name not in empty or weights[name]}
         return {**shown, "loss": loss, "empty_terms": float(sum(weights[name] != 0 for name in empty))}

@@ -153,5 +153,6 @@ class Updater:
         self.policy.tidy()
         metrics["grad_norm"] = updated.grad_norm
         if math.isfinite(updated.grad_norm):
-            self.bricks = self.algorithm.update(self.bricks, metrics)
+            told = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            self.bricks = self.algorithm.update(self.bricks, told)
         return metrics, updated.is_applied

@@ -15,6 +15,7 @@ from triune.algorithms.kls.k3 import K3
 from triune.algorithms.policy_losses.ppo_clip import PPOClip
 from triune.algorithms.policy_losses.reinforce import Reinforce
 from triune.algorithms.policy_losses.sft import SFT
+from triune.algorithms.policy_losses.sppo import SPPO
 from triune.errors import TrainingError
 from triune.records import Source
 from triune.testing.batches import Leaf, Row, random_rows
@@ -309,6 +310,16 @@ def test_case_21_nothing_to_train_gives_zero_and_a_count_of_empty_terms():
     loss, metrics = run(Algorithm(policy_loss=PPOClip()), Leaf(rows).padded(range(3)))
     assert loss.item() == 0.0
     assert metrics["empty_terms"] == 0
+
+
+def test_a_metric_that_overflows_is_shown_as_it_is_and_leaves_the_loss_alone():
+    streams = {"behaviour_logprobs": np.array([-95.0, -1.0]), "advantages": np.ones(2)}
+    far = Row(np.ones(2, bool), streams, np.full(2, -1.0), np.full(2, 0.5))
+    leaf = Leaf([far])
+    loss, metrics = run(Algorithm(policy_loss=SPPO()), leaf.padded([0]))
+    assert metrics["ratio_mean"] == math.inf
+    assert metrics["loss"] == pytest.approx(loss.item())
+    assert metrics["loss"] == pytest.approx(-math.log(1.3) / 2)
 
 
 def test_a_mask_that_looks_at_the_new_logprobs_is_refused():

@@ -1,6 +1,7 @@
 """The loop over a real buffer in memory, with scripted experience."""
 
 import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from triune import registry
+from triune.algorithms import metric
+from triune.algorithms.policy_losses.reinforce import Reinforce
 from triune.errors import CheckpointError, TrainingError
 from triune.failpoints import FailpointReached, arm_failpoints
 from triune.models import LoraSettings, ModelSettings, load_model, weight_digest
@@ -350,6 +353,66 @@ def test_case_49_when_nothing_trainable_arrives_the_run_fails_fast_and_shows_one
         assert "rollout run/train/t004/0/0.0 stopped with 'done'" in text
         assert "0 sampled" in text
         assert trainer.step == 2
+        await buffer.close()
+
+    asyncio.run(go())
+
+
+def test_a_decoupled_clip_is_centred_on_the_policy_that_began_the_step_where_a_version_serves_several(tmp_path: Path):
+    async def go() -> None:
+        buffer = await filled_buffer(tmp_path, groups_of(8))
+        algorithm = {"use": "grpo", "policy_loss": "decoupled_ppo"}
+        trainer = build(buffer, tmp_path, algorithm=algorithm, steps=4, every=4, max_staleness=0)
+        await trainer.run()
+        assert trainer.monitor.steps("ratio_mean") == pytest.approx([1.0] * 4, abs=1e-4)
+        first, *later = trainer.monitor.steps("behaviour_weight")
+        assert first == pytest.approx(1.0, abs=1e-4)
+        assert all(abs(weight - 1) > 1e-3 for weight in later)
+        await buffer.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("algorithm", [{"use": "gpg"}, {"use": "grpo", "kl": {"use": "k3", "on_flat_groups": False}}])
+def test_case_30_when_every_group_is_flat_the_run_goes_on_whatever_its_loss_counts(tmp_path: Path, algorithm: Any):
+    def flat(row: Any) -> Any:
+        return row.replace(reward=1.0).with_streams(advantages=np.zeros(len(row), np.float32))
+
+    async def go() -> None:
+        buffer = await filled_buffer(tmp_path, [group.map(flat) for group in groups_of(10)])
+        trainer = build(buffer, tmp_path, algorithm=algorithm, steps=5, max_untrainable_batches=2)
+        await trainer.run()
+        assert trainer.step == 5
+        assert trainer.monitor.steps("skipped") == [1.0] * 5
+        await buffer.close()
+
+    asyncio.run(go())
+
+
+def test_a_metric_that_is_not_finite_stops_no_update_and_enters_no_state(tmp_path: Path):
+    @dataclass(frozen=True, kw_only=True)
+    class Watching(Reinforce):
+        def __call__(self, batch: Any, state: Any, progress: Any) -> Any:
+            odd = metric("odd", batch.advantages / 0.0, batch.action_mask)
+            return [*super().__call__(batch, state, progress), odd]
+
+        def state0(self) -> dict[str, float]:
+            return {"seen": 0.0}
+
+        def update(self, state: Any, stats: Any) -> dict[str, float]:
+            return {"seen": stats.get("odd", state["seen"])}
+
+    async def go() -> None:
+        buffer = await filled_buffer(tmp_path, groups_of(8))
+        trainer = build(buffer, tmp_path, steps=4, max_bad_updates=2)
+        watching = replace(trainer.algorithm, policy_loss=Watching())
+        trainer.algorithm = trainer._updater.algorithm = watching
+        trainer._updater.bricks = watching.state0()
+        await trainer.run()
+        assert trainer.step == 4
+        assert trainer.monitor.steps("bad_updates") == [0.0] * 4
+        assert np.isfinite(trainer.monitor.steps("loss")).all()
+        assert trainer._updater.bricks["policy_loss"] == {"seen": 0.0}
         await buffer.close()
 
     asyncio.run(go())
