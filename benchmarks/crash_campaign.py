@@ -16,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -90,6 +91,7 @@ class Hangar:
     def __init__(self, root: Path, binaries: Path | None) -> None:
         self.root, self.binaries = root, binaries
         self._idle: list[PostgresServer] = []
+        self._made: list[PostgresServer] = []
         small_run(root / "new", num_tasks=NUM_TASKS)
 
     @contextmanager
@@ -114,13 +116,21 @@ class Hangar:
             return self._idle.pop()
         assert self.binaries is not None, "nothing is planned on a server where there is none"
         server = PostgresServer(self.binaries)
+        self._made.append(server)
         server.start()
         return server
 
     def close(self) -> None:
-        """End the servers."""
+        """End the servers that nothing broke on."""
         while self._idle:
             self._idle.pop().remove()
+
+    def leave(self, *_: object) -> None:
+        """Asked to end (SIGTERM): end the servers, and with them the runs on them, and go."""
+        for server in self._made:
+            with suppress(RuntimeError, OSError):
+                server.remove()
+        os._exit(128 + signal.SIGTERM)
 
 
 class Campaign:
@@ -199,6 +209,7 @@ def main() -> int:
     jobs = int(os.environ.get("TRIUNE_CRASH_JOBS", str(min(4, len(os.sched_getaffinity(0))))))
     root, began = Path(tempfile.mkdtemp(prefix="triune-crash-")), time.monotonic()
     hangar = Hangar(root, find_binaries())
+    signal.signal(signal.SIGTERM, hangar.leave)
     campaign = Campaign(hangar, seed)
     lines = campaign.plan(given.scenario or list(SCENARIOS), kills)
     if hangar.binaries is None:
