@@ -43,6 +43,31 @@ def test_visits_are_issued_by_the_store_and_count_repeats_of_a_task(world: Buffe
     run(work())
 
 
+@pytest.mark.parametrize(
+    ("priority", "message"),
+    [
+        (float("nan"), r"a/0/0\.0/main.agent.0: priority is nan; expected a finite number"),
+        (float("inf"), r"a/0/0\.0/main.agent.0: priority is inf; expected a finite number"),
+        (float("-inf"), r"a/0/0\.0/main.agent.0: priority is -inf; expected a finite number"),
+        (1.7e308, "r/train/a/0: priorities whose sum is not finite; expected smaller numbers"),
+    ],
+    ids=str,
+)
+def test_a_priority_that_is_no_finite_number_is_refused_by_its_experience_and_nothing_is_stored(
+    world: BufferWorld, priority: float, message: str
+):
+    async def work():
+        buffer = await world.start()
+        raw = make_group(await buffer.admit(Task(key="a"), ROOMY))
+        bad = raw.map(lambda row: row.replace(priority=priority))
+        for raws, shaped in ((bad, bad), (raw, bad)):
+            with pytest.raises(RecordError, match=message):
+                await buffer.put(raws, shaped)
+        assert (await buffer.stats())["puts"] == 0
+
+    run(work())
+
+
 def test_putting_the_same_group_twice_stores_it_once_and_a_late_member_is_only_counted(world: BufferWorld):
     async def work():
         buffer = await world.start()

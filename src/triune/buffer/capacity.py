@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,7 +24,7 @@ _EVICTABLE = (
     f"AND NOT ({_IS_MACHINE}))"
 )
 _COLUMNS = {"lowest": "score", "stalest": "oldest_version"}
-_FLOOR = {"lowest": -1e300, "stalest": -1}
+_FLOOR = {"lowest": -math.inf, "stalest": -1}
 """What a policy never looks at: below every score; sampled by no policy, so of no age."""
 
 

@@ -94,6 +94,10 @@ def _summarise_experiences(group: Group, joined: dict[str, np.ndarray]) -> Summa
                 rewards[member] = row.reward
         is_urgent |= row.source is _HUMAN
         score += row.priority
+    if not math.isfinite(score):
+        for row in rows:
+            row.check()
+        raise RecordError(str(group.id), "priorities whose sum is not finite", "smaller numbers")
     reward = _mean(rewards)
     keys = ",".join(f"{member}.{attempts[member]}" for member in sorted(attempts))
     num = len(rows)

@@ -192,6 +192,8 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
             raise RecordError(where, "a log-prob above 0", "log-probabilities in nats")
         if self.reward is not None and not np.isfinite(self.reward):
             raise RecordError(where, f"reward is {self.reward}", "a finite number or None")
+        if not np.isfinite(self.priority):
+            raise RecordError(where, f"priority is {self.priority}", "a finite number")
         for turn in self.turns:
             if not 0 <= turn.start <= turn.stop <= length or not self.action_mask[turn.start : turn.stop].all():
                 raise RecordError(where, f"turn [{turn.start}, {turn.stop})", "a span of action tokens")

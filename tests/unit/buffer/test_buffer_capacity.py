@@ -40,6 +40,16 @@ def test_beyond_the_capacity_the_policy_says_who_goes(world: BufferWorld, evict:
     run(work())
 
 
+def test_no_priority_is_too_low_to_be_evicted(world: BufferWorld):
+    async def work():
+        buffer = await world.start(capacity=1, evict="lowest")
+        await put_group(buffer, "a", priority=-1.7e308, rewards=(1.0,))
+        await put_group(buffer, "b", priority=-1.0)
+        assert (await by_state(buffer))["ready"] == "b"
+
+    run(work())
+
+
 def test_the_lowest_is_what_the_run_s_priority_puts_last(world: BufferWorld):
     async def work():
         priority = build("priority", "reward_weighted", "")
