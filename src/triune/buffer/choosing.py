@@ -134,7 +134,8 @@ class Choosing:
         """
         self.db, self.versions, self.priority = db, versions, priority
         self.windows = () if priority is None else windows_of(priority, "buffer.priority")
-        self.turns = None if shares is None else Turns({Source(name).value: value for name, value in shares.items()})
+        self._weights = None if shares is None else {Source(name).value: value for name, value in shares.items()}
+        self._turns: dict[str, Turns] = {}  # of each buffer
         self._indexes: set[str] = set()
 
     def choose(self, who: Incarnation, order: Order, floor: int) -> list[Found]:
@@ -145,19 +146,31 @@ class Choosing:
         }  # fmt: skip
         urgent = self._first(order.by, order, {**given, "class": 1, "before": _FAR}, order.urgent)
         given |= {"class": 0, "before": self._horizon(who.run, order.ahead)}
-        if self.turns is None:
+        if self._weights is None:
             return urgent + self._ordinary(who, order, given)
         waiting = {
             source.value: rows
             for source in Source
             if (rows := self._ordinary(who, order, {**given, "source": source.value}))
         }
-        return urgent + self.turns.plan(waiting, order.num)
+        return urgent + self._turns.setdefault(order.buffer, Turns(self._weights)).plan(waiting, order.num)
 
-    def settle(self) -> None:
-        """What was chosen last was granted."""
-        if self.turns is not None:
-            self.turns.commit()
+    def _urgent(self, run: str, order: Order, given: dict[str, Any]) -> list[Found]:
+        """Up to `urgent` for one step, however many calls it is leased in."""
+        found = self._first(order.by, order, {**given, "class": 1, "before": _FAR}, order.urgent)
+        if not found or order.step is None:
+            return found
+        row = self.db.one(
+            "SELECT count(*) FROM uses u JOIN entries e ON e.seq = u.entry "
+            "WHERE u.consumer = ? AND u.state = 'leased' AND u.step = ? AND e.class = 1",
+            (run, order.step + 1),
+        )
+        return found[: max(0, order.urgent - (row[0] if row else 0))]
+
+    def settle(self, buffer: str) -> None:
+        """What was chosen last of a buffer is granted, if this transaction commits."""
+        if buffer in self._turns:
+            self.db.if_undone(self._turns[buffer].commit())
 
     def _horizon(self, run: str, ahead: int | None) -> int:
         """Ledger position of the first open admission that must not be overtaken."""
@@ -209,7 +222,12 @@ class Choosing:
     # ---- the priority
 
     def rank(self, run: str, rows: Iterable[Found], step: int | None) -> list[Found]:
+        self._note_index(name)
+
+    def _note_index(self, name: str) -> None:
+        """It is there, if this transaction commits."""
         """Rows by what the priority says of them now, highest first; ties by age.
+        self.db.if_undone(lambda: self._indexes.discard(name))
 
         Raises:
             PluginError: The priority fails, or its answer is no number.
@@ -243,7 +261,7 @@ class Choosing:
             return {}
         if "entries_used" not in self._indexes:
             self.db.execute("CREATE INDEX IF NOT EXISTS entries_used ON entries (scope, task) WHERE granted > 0")
-            self._indexes.add("entries_used")
+            self._note_index("entries_used")
         sql = (
             f"SELECT task, sum(granted) FROM entries WHERE granted > 0 AND scope = ? "
             f"AND task IN ({', '.join('?' * len(tasks))}) GROUP BY task"

@@ -31,6 +31,10 @@ class Interrupted(StoreError):
     """The database went away, or stopped the transaction, before it committed: nothing happened, repeat it whole."""
 
 
+class OutcomeUnknown(StoreError):
+    """The database went away during a commit and did not come back to say what became of it: never repeat it."""
+
+
 class Database(ABC):
     """A connection with what a transaction collects on its way: time, topics touched, counters.
 
@@ -61,6 +65,7 @@ class Database(ABC):
         self.before_commit: Callable[[], None] = lambda: None
         self._counts: dict[str, int] = {}
         self._looks = False
+        self._repairs: list[Callable[[], object]] = []
         self._turn = threading.Lock()
         self._is_patient = True
 
@@ -76,6 +81,10 @@ class Database(ABC):
         """Add to a durable counter, written once when the transaction commits."""
         self._counts[name] = self._counts.get(name, 0) + by
 
+    def if_undone(self, repair: Callable[[], object]) -> None:
+        """Call `repair`, the latest first, should this transaction not commit: for what is remembered beside it."""
+        self._repairs.append(repair)
+
     def counters(self) -> dict[str, int]:
         """Every durable counter as of the last commit."""
         return dict(self.all("SELECT name, value FROM counters"))
@@ -90,6 +99,7 @@ class Database(ABC):
         Raises:
             StoreError: The database failed (disk full, locked for too long, corrupt).
             Interrupted: It failed in a way that a repetition of the whole transaction may well survive.
+            OutcomeUnknown: Nobody can tell whether it was committed.
         """
         with self._turn:
             self._forget()
@@ -101,6 +111,8 @@ class Database(ABC):
                 self._flush_counters()
                 self._commit()
             except BaseException as error:
+                for repair in reversed(self._repairs):
+                    repair()
                 self._forget()
                 said = self._undo(error)
                 if said is not None:
@@ -120,6 +132,9 @@ class Database(ABC):
                     done = work()
                 self._is_patient = True
                 return done
+            except OutcomeUnknown:
+                self._is_patient = False
+                raise
             except Interrupted as error:
                 waited = time.monotonic() - began
                 if waited > patience_s or gives_up():
@@ -156,6 +171,7 @@ class Database(ABC):
         self.verified.clear()
         self.unwritten.clear()
         self._counts.clear()
+        self._repairs.clear()
 
     def listen(self, hear: Callable[[set[str]], None]) -> bool:
         """Tell `hear`, on any thread, what other processes touched; False: this database cannot, so ask it instead."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -42,6 +42,12 @@ class Turns:
         self._planned = (clock, passes)
         return chosen
 
-    def commit(self) -> None:
-        """What was planned last was granted."""
+    def commit(self) -> Callable[[], None]:
+        """What was planned last was granted; what it returns takes that back."""
+        before = (self._clock, self._passes)
         self._clock, self._passes = self._planned
+
+        def restore() -> None:
+            self._clock, self._passes = before
+
+        return restore

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
-from triune.buffer.database import Database, Interrupted, Parameters
+from triune.buffer.database import Database, Interrupted, OutcomeUnknown, Parameters
 from triune.buffer.postgres_errors import cannot_connect, is_returning, store_error
 from triune.buffer.postgres_news import Hear, News
 from triune.buffer.postgres_sql import nulls_of, quoted, translate, translate_types
@@ -212,7 +212,11 @@ class PostgresDatabase(Database):
                 )
 
     def _was_committed(self, number: int) -> bool:
-        """After a break: whether the transaction is there. Waits until its old connection has ended either way."""
+        """After a break: whether the transaction is there. Waits until its old connection has ended either way.
+
+        Raises:
+            OutcomeUnknown: The server stays away for `patience_s`, or lets nobody in.
+        """
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -222,13 +226,14 @@ class PostgresDatabase(Database):
                 row = self.one("SELECT commits FROM writers WHERE writer = ?", (self._writer,))
                 self._script("COMMIT")
                 return row is not None and row[0] == number
-            except (psycopg.Error, Interrupted) as error:
-                if time.monotonic() > deadline:
-                    raise StoreError(
+            except (psycopg.Error, StoreError) as error:
+                is_refused = isinstance(error, StoreError) and not isinstance(error, Interrupted)
+                if is_refused or time.monotonic() > deadline:
+                    raise OutcomeUnknown(
                         self.where,
                         f"the connection broke during a commit, and nobody answers since ({error})",
                         "an answer whether it is there",
-                        "start the server and resume; every call may be repeated",
+                        "start the server and resume, which takes back what nobody holds",
                     ) from error
             time.sleep(0.1)
 

@@ -107,7 +107,7 @@ class Uses:
         if rows:
             self.db.count(f"granted/{who.run}", len(rows))
             self.db.touched.add("stock")
-            self.choosing.settle()
+            self.choosing.settle(order.buffer)
         return grants
 
     def _next_use(self, seq: int, consumer: str) -> int:

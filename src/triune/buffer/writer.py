@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from triune.buffer.database import TOPICS, Database, Interrupted
+from triune.buffer.database import TOPICS, Database, Interrupted, OutcomeUnknown
 from triune.errors import StoreError
 
 Work = Callable[[], Any]
@@ -19,7 +19,8 @@ Outcome = tuple[Any, BaseException | None]
 class Writer:
     """Runs jobs in order of arrival; those that wait while a transaction runs share the next one (group commit).
 
-    A job that fails takes nobody with it: the shared transaction is rolled back and each job runs in its own.
+    A job that fails takes nobody with it: the shared transaction is rolled back and each job runs in its own. One whose
+    commit was perhaps carried out is not repeated: all its jobs are told so.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Writer:
         outcomes: Sequence[Outcome]
         try:
             outcomes, touched = self.db.attempt(lambda: self._work(jobs), lambda: self._abandons)
-        except Interrupted as error:  # patience is at an end, for each of them
+        except (Interrupted, OutcomeUnknown) as error:  # patience is at an end, or they may be done: for each of them
             outcomes, touched = [(None, error)] * len(jobs), set()
         except Exception as error:
             if len(jobs) > 1:

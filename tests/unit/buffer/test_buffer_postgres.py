@@ -13,7 +13,7 @@ import pytest
 import triune.buffer
 from triune.buffer import StoredBuffer, front, open_buffer
 from triune.buffer.config import BufferSettings
-from triune.buffer.database import Interrupted
+from triune.buffer.database import Interrupted, OutcomeUnknown
 from triune.buffer.stores.postgres import Postgres
 from triune.errors import ConfigError, StoreError
 from triune.ports import AdmissionRule
@@ -184,6 +184,38 @@ def test_a_connection_that_breaks_during_the_commit_leaves_exactly_one_put(
         stats = await buffer.stats()
         assert (stats["puts"], stats["late"]) == (1, 0)
         await buffer.check_conservation()
+        await buffer.close()
+
+    run(work())
+
+
+def test_calls_whose_commit_nobody_answers_for_are_told_so_and_not_repeated(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def work() -> None:
+        buffer = await started(url, tmp_path)
+        await put(buffer, "a")
+        db: Any = buffer.store.db
+        real = db._script
+
+        def script(text: str) -> Any:
+            found = real(text)
+            if "INSERT INTO writers" in text:
+                db._line.close()
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+            return found
+
+        def refuse() -> Any:
+            raise StoreError(db.where, "the password is wrong", "another one")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(db, "_script", script)
+            broken.setattr(db, "_connect", refuse)
+            calls = (buffer.lease(1, wait=False), buffer.admit(Task(key="new"), ROOMY))
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [OutcomeUnknown, OutcomeUnknown]
+        stats = await buffer.stats()
+        assert (stats["uses/leased"], stats["admitted"]) == (1, 1)
         await buffer.close()
 
     run(work())
