@@ -169,6 +169,41 @@ def test_entries_open_to_every_run_are_replayed_by_each_run_for_itself(world: Bu
     run(work())
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_an_entry_is_used_as_often_as_the_run_allows_now_whatever_others_or_it_itself_allowed_before(
+    world: BufferWorld, is_own: bool
+):
+    async def work():
+        first = await world.start("r")
+        second = first if is_own else await world.start("s")
+        group = make_group(GroupId("x", "t", "k", 0))
+        assert await (first.stock([group], buffer="side") if is_own else first.put(group, group, buffer="side"))
+        assert len(await first.lease(1, buffer="side", step=0, max_uses=5)) == 1
+        num = 1 if is_own else len(await second.lease(1, buffer="side", step=0, max_uses=2))
+        for step in range(1, 5):
+            num += len(await second.lease(1, buffer="side", step=step, max_uses=2, again=True))
+        assert num == 2
+        await first.check_conservation()
+
+    run(work())
+
+
+def test_what_another_run_made_is_replayed_whatever_its_versions_are_called(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        for run_name in ("other", "r"):
+            group = make_group(GroupId(run_name, "t", "k", 0), version=0)
+            await buffer.put(group, group, buffer="past")
+        for step in range(4):
+            await publish(buffer, step)
+        options: dict[str, Any] = {"buffer": "past", "max_staleness": 1, "max_uses": 3, "wait": False}
+        assert len(await buffer.lease(2, step=4, **options)) == 2
+        again = await buffer.lease(2, step=6, again=True, **options)
+        assert [(lease.group.id.run, lease.staleness) for lease in again] == [("other", 0)]
+
+    run(work())
+
+
 def test_a_resume_takes_back_the_uses_after_its_checkpoint_and_no_others(world: BufferWorld):
     async def work():
         buffer = await world.start()

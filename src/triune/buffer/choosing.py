@@ -101,11 +101,15 @@ _USES = "(SELECT count(*) FROM uses u WHERE u.entry = e.seq AND u.consumer = :ru
 _NEW = {True: "granted = 0", False: f"granted = 0 AND {_USES} = 0"}
 """By whether an entry is this run's own: those of all runs count per consumer."""
 _AGAIN = {
-    True: "granted > 0 AND granted < max_uses",
-    False: f"granted = 0 AND max_uses > 1 AND {_USES} BETWEEN 1 AND max_uses - 1",
+    True: "granted > 0 AND granted < max_uses AND granted < :uses AND "
+    "NOT (oldest_version >= 0 AND oldest_version < :floor)",
+    False: "granted = 0 AND max_uses > 1 AND "
+    f"{_USES} BETWEEN 1 AND CASE WHEN max_uses < :uses THEN max_uses ELSE :uses END - 1 AND "
+    "NOT (substr(entry, 1, length(:made_by)) = :made_by AND oldest_version >= 0 AND oldest_version < :floor)",
 }
+"""Likewise. An entry's `max_uses` is the largest that any run asked for, and only this run's versions have an age."""
 _RESTED = (
-    "NOT (oldest_version >= 0 AND oldest_version < :floor) AND NOT EXISTS (SELECT 1 FROM uses u "
+    "NOT EXISTS (SELECT 1 FROM uses u "
     "WHERE u.entry = e.seq AND u.consumer = :run AND u.state != 'returned' AND coalesce(u.step, :now) >= :rested)"
 )
 
@@ -142,7 +146,8 @@ class Choosing:
         """Up to `urgent` urgent entries, then up to `num` others, this run's own and those open to every run."""
         now = _FAR if order.step is None else order.step + 1
         given: dict[str, Any] = {
-            "buffer": order.buffer, "run": who.run, "floor": floor, "now": now, "rested": now - order.cooldown
+            "buffer": order.buffer, "run": who.run, "floor": floor, "now": now, "rested": now - order.cooldown,
+            "uses": order.max_uses, "made_by": f"{who.run}/",
         }  # fmt: skip
         urgent = self._first(order.by, order, {**given, "class": 1, "before": _FAR}, order.urgent)
         given |= {"class": 0, "before": self._horizon(who.run, order.ahead)}
