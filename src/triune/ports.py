@@ -301,7 +301,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The right to train once on one revision of one entry.
 
     `staleness` counts published steps on the surviving line since the group's oldest version; 0 when this run did not
-    sample it.
+    sample it. `is_urgent`: it came on top of what was asked for.
     """
 
     entry: str
@@ -309,12 +309,13 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     use_no: int
     group: Group
     staleness: int = 0
+    is_urgent: bool = False
 
 
 LeaseOrder = Literal["priority", "age", "newest", "reward"]
 """Which entries go first: highest stored priority, earliest admitted, sampled by the newest version, highest mean
 reward. Ties go by age. A `buffer.priority` decides instead of `priority` and `age`, unless the run is deterministic.
-Urgent entries (people's) come before all others in any order, at least one of them with every lease."""
+Urgent entries (people's) come before all others in any order, at least one of them in every step."""
 
 
 class Leases(list[Lease]):
@@ -480,7 +481,7 @@ class Buffer(Protocol):
         Over-stale is older than `min_version`, or more than `max_staleness` published steps behind the newest version
         (version numbers have gaps after a resume, staleness has none: prefer it). `ahead`: only entries with at most
         this many groups admitted before them still open. Urgent entries (people's) come first and on top of `num`, at
-        most a quarter of it, at least one.
+        most a quarter of it, at least one; with `step`, those that earlier calls took for the same step count.
 
         Waits until `num` are there; returns fewer only when `end` was declared (then what is left, at last []), or
         at once with `wait` False or where nobody fills that buffer.

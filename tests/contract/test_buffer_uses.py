@@ -59,6 +59,30 @@ def test_urgent_entries_come_first_and_on_top_of_the_batch_up_to_a_quarter(world
 
 def test_an_over_stale_entry_is_never_leased_but_refunded(world: BufferWorld):
     async def work():
+def test_urgent_entries_of_one_step_are_bounded_however_many_calls_lease_it(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await fill(buffer, 24)
+        for key in "abcde":
+            group = make_group(GroupId("r", "people", key, 0), source=Source.HUMAN)
+            await buffer.put(group, group)
+
+        async def urgent(num: int, step: int, name: str = "main") -> int:
+            leases = await buffer.lease(num, step=step, buffer=name, wait=False)
+            assert len(leases) == (num if name == "main" else 0) + sum(lease.is_urgent for lease in leases)
+            return sum(lease.is_urgent for lease in leases)
+
+        assert [await urgent(8, 0), await urgent(4, 0), await urgent(0, 0)] == [2, 0, 0]
+        assert [await urgent(1, 1), await urgent(8, 1)] == [1, 1]
+        human = make_group(GroupId("r", "people", "side", 0), source=Source.HUMAN)
+        await buffer.put(human, human, buffer="side")
+        assert [await urgent(1, 2), await urgent(1, 2, "side"), await urgent(1, 3, "side")] == [1, 0, 1]
+        assert await buffer.give_back() == 28
+        assert await urgent(8, 3) == 2, "what was given back does not count"
+
+    run(work())
+
+
         buffer = await world.start()
         await publish(buffer, 0)
         old = await fill(buffer, 1, version=0)

@@ -25,7 +25,7 @@ class Order(NamedTuple):
 
     Attributes:
         num: How many ordinary entries.
-        urgent: How many urgent ones on top of them.
+        urgent: How many urgent ones on top of them, in all that is leased for the step.
         buffer: Named buffer.
         min_version: Oldest version that may still be trained on.
         max_staleness: The same, counted in published steps on the surviving line; None = not asked.
@@ -149,7 +149,7 @@ class Choosing:
             "buffer": order.buffer, "run": who.run, "floor": floor, "now": now, "rested": now - order.cooldown,
             "uses": order.max_uses, "made_by": f"{who.run}/",
         }  # fmt: skip
-        urgent = self._first(order.by, order, {**given, "class": 1, "before": _FAR}, order.urgent)
+        urgent = self._urgent(who.run, order, given)
         given |= {"class": 0, "before": self._horizon(who.run, order.ahead)}
         if self._weights is None:
             return urgent + self._ordinary(who, order, given)
@@ -222,17 +222,17 @@ class Choosing:
         self.db.execute(
             f"CREATE INDEX IF NOT EXISTS {name} ON entries ({columns}) WHERE state = 'ready' AND granted = 0"
         )
-        self._indexes.add(name)
-
-    # ---- the priority
-
-    def rank(self, run: str, rows: Iterable[Found], step: int | None) -> list[Found]:
         self._note_index(name)
 
     def _note_index(self, name: str) -> None:
         """It is there, if this transaction commits."""
-        """Rows by what the priority says of them now, highest first; ties by age.
+        self._indexes.add(name)
         self.db.if_undone(lambda: self._indexes.discard(name))
+
+    # ---- the priority
+
+    def rank(self, run: str, rows: Iterable[Found], step: int | None) -> list[Found]:
+        """Rows by what the priority says of them now, highest first; ties by age.
 
         Raises:
             PluginError: The priority fails, or its answer is no number.

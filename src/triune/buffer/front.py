@@ -57,7 +57,7 @@ class StoredBuffer:
         urgent_ratio: float = 0.25,
         filled: Collection[str] | None = None,
     ) -> None:
-        """`deterministic` leases strictly in ledger order; `urgent_ratio` bounds urgent entries added to a batch.
+        """`deterministic` leases strictly in ledger order; `urgent_ratio` bounds urgent entries added to a step.
 
         `filled` names the buffers that somebody puts to during the run; on others no lease waits. None = all.
         """
@@ -350,7 +350,12 @@ class StoredBuffer:
         found = {**groups, **self.store.entries.read_all(missing)}
         return [
             Lease(
-                entry=grant.entry, revision=grant.revision, use_no=grant.use_no, group=group, staleness=grant.staleness
+                entry=grant.entry,
+                revision=grant.revision,
+                use_no=grant.use_no,
+                group=group,
+                staleness=grant.staleness,
+                is_urgent=grant.is_urgent,
             )
             for grant in grants
             if (group := found[grant.seq]) is not None

@@ -23,6 +23,7 @@ class Grant(NamedTuple):
     revision: int
     use_no: int
     staleness: int
+    is_urgent: bool
 
 
 class Uses:
@@ -89,7 +90,7 @@ class Uses:
         for c in chosen:
             use_no = 1 if c.max_uses == 1 else self._next_use(c.seq, who.run)
             age = staleness[c.oldest] if c.is_of(who.run) else 0
-            grants.append(Grant(c.seq, c.entry, c.revision, use_no, age))
+            grants.append(Grant(c.seq, c.entry, c.revision, use_no, age, bool(c.class_)))
             rows.append((c.seq, c.revision, who.run, use_no, step, who.owner, who.epoch, expires))
         self.db.execute_many(
             "INSERT INTO uses(entry, revision, consumer, use_no, state, step, owner, epoch, expires) "

@@ -334,6 +334,37 @@ def test_when_the_tasks_run_out_dynamic_sampling_trains_on_what_it_has_and_then_
     run(work())
 
 
+def test_urgent_entries_come_once_a_step_and_leave_room_for_as_many_groups_with_spread(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        await publish(buffer, 0)
+        for number in range(40):
+            await put(buffer, str(number), rewards=(1.0, 0.0) if number >= 30 else (1.0, 1.0))
+        for number in range(20):
+            human = make_group(GroupId("r", "people", str(number), 0), source=Source.HUMAN)
+            await buffer.put(human, human)
+        leases = await Dynamic()(buffer, 8, step=0)
+        assert [lease.group.id.taskset for lease in leases if lease.is_urgent] == ["people"] * 2
+        assert [lease.group.id.task_key for lease in leases if not lease.is_urgent] == [str(n) for n in range(30, 38)]
+        assert leases.metrics == {"num_tries": 5, "num_flat": 30, "num_short": 0}
+
+    run(work())
+
+
+def test_a_mix_takes_as_many_urgent_entries_as_one_buffer_would(world: BufferWorld):
+    async def work():
+        buffer = await world.start(filled={"main"})
+        await fill(buffer, 4)
+        for name in ("main", "old"):
+            for number in range(4):
+                human = make_group(GroupId("r", f"people of {name}", str(number), 0), source=Source.HUMAN)
+                await buffer.put(human, human, buffer=name)
+        leases = await MixSampling(shares={"main": 0.5, "old": 0.5})(buffer, 8, step=0)
+        assert [lease.group.id.taskset for lease in leases if lease.is_urgent] == ["people of main"]
+
+    run(work())
+
+
 def test_spread_is_that_of_the_raw_reward_and_only_sampled_groups_are_judged():
     from triune.ports import Lease
 

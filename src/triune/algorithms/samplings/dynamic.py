@@ -51,16 +51,15 @@ class Dynamic:
         self, buffer: Buffer, num: int, *, step: int = 0, max_staleness: int | None = None, ahead: int | None = None
     ) -> Leases:
         """Lease until `num` groups have spread, the tries are used up, or the data ends."""
-        kept, flat, num_flat, tries = Leases(), [], 0, 0
-        while len(kept) < num:
-            found = await buffer.lease(
-                num - len(kept), max_staleness=max_staleness, ahead=ahead, order="age", step=step
-            )
+        kept, flat, num_kept, num_flat, tries = Leases(), [], 0, 0, 0
+        while num_kept < num:
+            found = await buffer.lease(num - num_kept, max_staleness=max_staleness, ahead=ahead, order="age", step=step)
             if not found:
                 break
             flat, tries = [], tries + 1
             for lease in found:
                 (flat if self.is_flat(lease) else kept).append(lease)
+            num_kept = sum(not lease.is_urgent for lease in kept)
             if tries >= self.max_tries or (self.max_extra is not None and num_flat + len(flat) > self.max_extra):
                 break
             num_flat += len(flat)
@@ -72,7 +71,7 @@ class Dynamic:
             log.warning(
                 "step %d: no group of %d had spread in its rewards: nothing to learn", step + 1, num_flat + len(flat)
             )
-        numbers = {"num_tries": tries, "num_flat": num_flat + len(flat), "num_short": num - len(kept)}
+        numbers = {"num_tries": tries, "num_flat": num_flat + len(flat), "num_short": num - num_kept}
         return Leases(kept or flat, {name: float(value) for name, value in numbers.items()})
 
     def is_flat(self, lease: Lease) -> bool:
