@@ -513,10 +513,10 @@ class Buffer(Protocol):
         ...
 
     async def give_back(self, uses: Sequence[tuple[str, int]] | None = None, *, dropped_by: str = "") -> int:
-        """Return leases untrained (all of this consumer, when None); the number returned.
+        """Return own leases untrained (all of this consumer, when None); the number returned.
 
-        With `dropped_by` entries of this run that are not used otherwise are dropped in the same transaction, for that
-        reason, and their slots refunded: the explorer makes others.
+        With `dropped_by` entries of this run that are not used otherwise, nor amended since they were leased, are
+        dropped in the same transaction, for that reason, and their slots refunded: the explorer makes others.
         """
         ...
 

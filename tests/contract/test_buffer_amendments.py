@@ -94,6 +94,25 @@ def test_amending_a_leased_entry_is_deferred_and_applied_when_it_is_returned(wor
     run(work())
 
 
+def test_a_group_that_got_its_spread_from_a_person_while_it_was_judged_flat_is_kept(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        group = await buffer.admit(Task(key="a"), ROOMY)
+        raw = make_group(group, rewards=(0.0, 0.0))
+        entry = await buffer.put(raw, raw)
+        assert len(await buffer.lease(1)) == 1
+        patch = {"members": {"0": {"reward": 1.0}}}
+        assert await buffer.amend(entry, patch, by="ann", key="k") == "deferred"
+        assert await buffer.give_back([(entry, 1)], dropped_by="flat") == 1
+        [lease] = await buffer.lease(1, wait=False)
+        assert [row.reward for row in lease.group.experiences] == [1.0, 0.0]
+        assert await buffer.give_back([(entry, 1)], dropped_by="flat") == 1
+        assert await states(buffer) == {entry: "dropped"}
+        await buffer.check_conservation()
+
+    run(work())
+
+
 def test_amending_what_was_trained_reissues_only_the_amended_member_urgently_and_without_a_slot(world: BufferWorld):
     async def work():
         buffer = await world.start()

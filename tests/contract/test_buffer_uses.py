@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from triune.errors import FencedError, StoreError
 from triune.ports import AdmissionRule
 from triune.records import GroupId, Source, Task
-from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, stays_waiting
+from triune.testing.buffers import ROOMY, BufferWorld, fill, publish, run, states, stays_waiting
 from triune.testing.groups import make_group
 
 
@@ -207,6 +209,60 @@ def test_an_expired_lease_that_nobody_took_can_still_be_acknowledged(world: Buff
         await owner.ack([(lease.entry, 1)], checkpoint="c", step=1)
         assert await other.lease(1, wait=False) == []
         await owner.check_conservation()
+
+    run(work())
+
+
+async def held_too_long(world: BufferWorld) -> tuple[Any, Any, str]:
+    """A process whose lease expired, a live one of the same run, and the entry."""
+    late, live = await world.start(), world.open()
+    await publish(late, 0)
+    await live.join_run("r", timeout_s=5)
+    [entry] = await fill(late, 1)
+    assert len(await late.lease(1)) == 1
+    world.time += 61
+    await live.renew()
+    return late, live, entry
+
+
+def test_a_use_that_another_process_took_and_acknowledged_is_refused_to_who_was_late(world: BufferWorld):
+    async def work():
+        late, live, entry = await held_too_long(world)
+        assert len(await live.lease(1, wait=False)) == 1
+        for _ in range(2):
+            await live.ack([(entry, 1)], checkpoint="live", step=1)
+        with pytest.raises(FencedError, match="expired and another process took it"):
+            await late.ack([(entry, 1)], checkpoint="late", step=1)
+        await live.check_conservation()
+
+    run(work())
+
+
+def test_nobody_gives_back_the_lease_of_another_process(world: BufferWorld):
+    async def work():
+        late, live, entry = await held_too_long(world)
+        assert len(await live.lease(1, wait=False)) == 1
+        assert await late.give_back([(entry, 1)], dropped_by="flat") == 0
+        assert await states(live) == {entry: "ready"}
+        await live.ack([(entry, 1)], checkpoint="live", step=1)
+        await live.check_conservation()
+
+    run(work())
+
+
+def test_an_entry_that_was_dropped_after_its_lease_expired_cannot_be_acknowledged(world: BufferWorld):
+    async def work():
+        late, live, entry = await held_too_long(world)
+        for step in (1, 2):
+            await publish(late, step)
+        assert await live.lease(1, wait=False, max_staleness=0) == []
+        with pytest.raises(FencedError, match="expired and its entry is dropped since"):
+            await late.ack([(entry, 1)], checkpoint="late", step=1)
+        await live.check_conservation()
+        again = await world.start()  # its checkpoint was written all the same, and is gone on from
+        await again.resume_at(step=1, version=2, consumed=[(entry, 1)], checkpoint="late", strict=False)
+        assert await states(again) == {entry: "dropped"}
+        await again.check_conservation()
 
     run(work())
 

@@ -123,7 +123,7 @@ class Uses:
 
         Raises:
             StoreError: A use was never granted.
-            FencedError: A use expired and was granted to somebody else.
+            FencedError: A lease expired, and its use was granted to somebody else or its entry taken out since.
         """
         self.runs.check(who)
         settled = []
@@ -145,7 +145,7 @@ class Uses:
     def _ack_slowly(self, who: Incarnation, entry: str, use_no: int, checkpoint: str, step: int) -> list[int]:
         """An acknowledgement that meets no lease of this owner: repeated, late, or of an earlier incarnation."""
         where = f"use {use_no} of {entry!r}"
-        seq, _ = self.entries.locate(entry)
+        seq, entry_state = self.entries.locate(entry)
         rows = self.db.all(
             "SELECT id, state, owner, epoch FROM uses WHERE entry = ? AND consumer = ? AND use_no = ? ORDER BY id DESC",
             (seq, who.run, use_no),
@@ -155,12 +155,14 @@ class Uses:
                 where, "acknowledged, but never granted", "a leased use", "is this the buffer of that checkpoint?"
             )
         active = next((row for row in rows if row[1] != "returned"), None)
+        if active is not None and active[2] != who.owner and active[3] == who.epoch:
+            raise _is_late(where, "another process took it")
         if active is not None and active[1] == "acked":
             return []
-        if active is not None and active[2] != who.owner and active[3] == who.epoch:
-            raise FencedError(
-                where, "its lease expired and another process took it", "a live lease", "raise buffer.lease_s"
-            )
+        if active is None and entry_state not in (EntryState.READY, EntryState.SPENT):
+            if rows[0][3] == who.epoch:
+                raise _is_late(where, f"its entry is {entry_state.value} since")
+            return []  # a checkpoint holds what the store gave up since: it goes on, and the entry stays as it is
         chosen = active or rows[0]
         self.db.execute(
             "UPDATE uses SET state = 'acked', step = coalesce(step, ?), checkpoint = ? WHERE id = ?",
@@ -180,24 +182,27 @@ class Uses:
         )
 
     def give_back(self, who: Incarnation, uses: Sequence[tuple[str, int]] | None, dropped_by: str = "") -> int:
-        """Return leases untrained; with None all of this consumer. The number returned.
+        """Return leases of this owner untrained; with None all of this consumer. The number returned.
 
-        `dropped_by`: entries of this run that have no other use are dropped for that reason, and give their slots back.
+        `dropped_by`: entries of this run that have no other use, and were not amended meanwhile, are dropped for that
+        reason, and give their slots back.
         """
         self.runs.check(who)
         if uses is None:
-            sql = "SELECT id, entry FROM uses WHERE consumer = ? AND state = 'leased'"
+            sql = "SELECT id, entry, revision FROM uses WHERE consumer = ? AND state = 'leased'"
             rows = self.db.all(sql, (who.run,))
         else:
             sql = (
-                "SELECT id, entry FROM uses WHERE entry = (SELECT seq FROM entries WHERE entry = ?) AND consumer = ? "
-                "AND use_no = ? AND state != 'returned' AND state = 'leased'"
+                "SELECT id, entry, revision FROM uses WHERE entry = (SELECT seq FROM entries WHERE entry = ?) "
+                "AND consumer = ? AND use_no = ? AND state != 'returned' AND state = 'leased' AND owner = ?"
             )
-            rows = [row for entry, use_no in uses for row in self.db.all(sql, (entry, who.run, use_no))]
-        self.take_back(who, rows)
+            rows = [row for entry, use_no in uses for row in self.db.all(sql, (entry, who.run, use_no, who.owner))]
+        self.take_back(who, [(use, seq) for use, seq, _ in rows])
         if dropped_by:
-            sql = "SELECT 1 FROM entries WHERE seq = ? AND scope = ? AND granted = 0 AND state = 'ready'"
-            for seq in [seq for _, seq in rows if self.db.one(sql, (seq, who.run))]:
+            sql = (
+                "SELECT 1 FROM entries WHERE seq = ? AND revision = ? AND scope = ? AND granted = 0 AND state = 'ready'"
+            )
+            for seq in [seq for _, seq, revision in rows if self.db.one(sql, (seq, revision, who.run))]:
                 self.entries.discard(who.run, seq, EntryState.DROPPED, dropped_by, Refund.DROPPED)
         return len(rows)
 
@@ -233,3 +238,7 @@ class Uses:
         )
         self.take_back(who, late)
         self.entries.settle_due(who)
+
+
+def _is_late(where: str, found: str) -> FencedError:
+    return FencedError(where, f"its lease expired and {found}", "a live lease", "raise buffer.lease_s")
