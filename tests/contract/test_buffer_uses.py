@@ -59,8 +59,6 @@ def test_urgent_entries_come_first_and_on_top_of_the_batch_up_to_a_quarter(world
     run(work())
 
 
-def test_an_over_stale_entry_is_never_leased_but_refunded(world: BufferWorld):
-    async def work():
 def test_urgent_entries_of_one_step_are_bounded_however_many_calls_lease_it(world: BufferWorld):
     async def work():
         buffer = await world.start()
@@ -85,6 +83,8 @@ def test_urgent_entries_of_one_step_are_bounded_however_many_calls_lease_it(worl
     run(work())
 
 
+def test_an_over_stale_entry_is_never_leased_but_refunded(world: BufferWorld):
+    async def work():
         buffer = await world.start()
         await publish(buffer, 0)
         old = await fill(buffer, 1, version=0)
@@ -332,5 +332,33 @@ def test_a_cancelled_wait_leaves_nothing_behind(world: BufferWorld):
         assert buffer._writer.num_waiting == 0
         await fill(buffer, 1)
         assert (await buffer.stats())["uses/leased"] == 0
+
+    run(work())
+
+
+def test_a_lease_that_is_cancelled_while_it_commits_is_given_back(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        may_go_on, reached = threading.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def hold() -> None:
+            loop.call_soon_threadsafe(reached.set)
+            may_go_on.wait(10)
+
+        lease = asyncio.ensure_future(buffer.lease(1))
+        await asyncio.sleep(0)
+        holding = buffer._writer.submit(hold)  # in the transaction of the lease
+        await reached.wait()
+        lease.cancel()
+        await asyncio.gather(lease, return_exceptions=True)
+        may_go_on.set()
+        await holding
+        async with asyncio.timeout(5):
+            while (await buffer.stats())["uses/returned"] == 0:
+                await asyncio.sleep(0.01)
+        assert [again.entry for again in await buffer.lease(1, wait=False)] == [entry]
+        await buffer.check_conservation()
 
     run(work())

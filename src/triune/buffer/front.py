@@ -91,14 +91,31 @@ class StoredBuffer:
             if topic in topics and future.get_loop() is loop and not future.done():
                 future.set_result(None)
 
-    async def _until(self, topic: str, work: Callable[[], T | None]) -> T:
-        """Repeat a transaction until it answers, woken by what it waits for."""
+    async def _until(
+        self, topic: str, work: Callable[[], T | None], take_back: Callable[[T], object] | None = None
+    ) -> T:
+        """Repeat a transaction until it answers, woken by what it waits for.
+
+        `take_back` undoes an answer that comes after who waits for it was cancelled.
+        """
         while True:
             seen = self._generation.get(topic, 0)
-            answer = await self._writer.submit(work)
+            coming: asyncio.Future[T | None] = self._writer.submit(work)
+            try:
+                answer = await (coming if take_back is None else asyncio.shield(coming))
+            except asyncio.CancelledError:
+                if take_back is not None:
+                    coming.add_done_callback(lambda done: self._take_back(done, take_back))
+                raise
             if answer is not None:
                 return answer
             await self._changed(topic, seen)
+
+    def _take_back(self, done: asyncio.Future[T | None], take_back: Callable[[T], object]) -> None:
+        answer = None if done.cancelled() or done.exception() is not None else done.result()
+        if answer is not None and not self._writer.has_stopped:
+            undone = self._writer.submit(lambda: take_back(answer))
+            undone.add_done_callback(lambda late: late.cancelled() or late.exception())  # a resume does it where not
 
     async def _changed(self, topic: str, seen: int) -> None:
         waiter: tuple[str, asyncio.Future[None]] = (topic, asyncio.get_running_loop().create_future())
@@ -330,10 +347,13 @@ class StoredBuffer:
             num_stale += num_dropped
             return None if grants is None else Leases(self._leases_of(grants))
 
+        def give_back(leases: Leases) -> int:
+            return self.store.uses.give_back(who, [(lease.entry, lease.use_no) for lease in leases])
+
         num_damaged = 0
         while True:
             try:
-                leases = await self._until("entries", attempt)
+                leases = await self._until("entries", attempt, give_back)
                 break
             except Damaged as damage:  # nothing was leased; without these it may be
                 num_damaged += await self._writer.submit(partial(self.store.entries.drop_damaged, who, damage))
