@@ -41,6 +41,9 @@ class Given:
     async def resume_at(self, **place: Any) -> None:
         """Nothing was consumed elsewhere."""
 
+    async def renew(self) -> None:
+        """Nobody else takes the run over."""
+
     async def secure(self) -> None:
         """There is no disk."""
 
@@ -58,9 +61,18 @@ class Kept:
         self.state: TrainState | None = None
         self.parts: tuple[Any, ...] = ()
 
-    def save(self, state: TrainState, *parts: Mapping[str, Any] | None) -> Any:
-        """Keep copies: the weights go on changing."""
+    def save(
+        self,
+        state: TrainState,
+        weights: Mapping[str, Any],
+        optimiser: Mapping[str, Any],
+        published: Mapping[str, Any] | None = None,
+        critic: Mapping[str, Any] | None = None,
+        fence: Any = None,
+    ) -> Any:
+        """Keep copies: the weights go on changing. Nobody else takes the run over, so `fence` is not asked."""
         self.state = state
+        parts = (weights, optimiser, published, critic)
         self.parts = tuple(copies(part) if part else part for part in parts)
         return _Nowhere()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,7 @@ class Checkpoints:
         optimiser: Mapping[str, Tensor],
         published: Mapping[str, Tensor] | None = None,
         critic: Mapping[str, Tensor] | None = None,
+        fence: Callable[[], object] | None = None,
     ) -> Path:
         """Write a checkpoint aside, flush it to disk, rename it, remove old ones.
 
@@ -102,12 +103,15 @@ class Checkpoints:
             optimiser: Its state.
             published: The newest version, where the weights have moved on since.
             critic: Weights and optimiser state of the value model, where there is one.
+            fence: Asked before anything is touched and before the rename; what it raises stops the rest.
 
         Raises:
             StoreError: The disk is full or the folder cannot be written; older checkpoints are untouched.
         """
         target = self.path(state.step)
         partial = self.folder / f".{target.name}.{os.getpid()}.partial"
+        fence = fence or (lambda: None)
+        fence()
         try:
             self._remove_partials()
             partial.mkdir(parents=True)
@@ -121,6 +125,7 @@ class Checkpoints:
             _fsync(partial / _STATE)
             _fsync(partial)
             failpoint("trainer.checkpoint.before_rename")
+            fence()
             if target.exists():
                 shutil.rmtree(target)
             partial.rename(target)
@@ -133,6 +138,9 @@ class Checkpoints:
                 "",
                 "free disk space, then resume: nothing that was consumed since the last one is lost",
             ) from error
+        except StoreError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         failpoint("trainer.checkpoint.after_rename")
         for step in self.steps()[: -self.keep] if self.keep else []:
             shutil.rmtree(self.path(step), ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,6 +121,7 @@ class Trainer:
         Raises:
             TrainingError: Updates are not finite, or nothing trainable arrives, several times in a row; or an alarm.
             StoreError: A checkpoint cannot be written.
+            FencedError: A newer incarnation has taken the run over; this one leaves no checkpoint.
         """
         await self.begin()
         reason = f"{self.settings.steps} steps done"
@@ -324,11 +325,18 @@ class Trainer:
             published = await self.channel.fetch(self._newest) if self._newest and is_between else {}
             await self.buffer.secure()
             # Only disk is touched there, and nobody updates the weights while the trainer waits here.
-            path = await asyncio.to_thread(self.checkpoints.save, state, weights, optimiser, published, critic)
+            path = await asyncio.to_thread(
+                self.checkpoints.save, state, weights, optimiser, published, critic, self._fence()
+            )
             await self.buffer.ack(state.consumed, checkpoint=path.name, step=self.step)
         self._consumed.clear()
         self._saved_step = self.step
         return path
+
+    def _fence(self) -> Callable[[], None]:
+        """For another thread: raises FencedError once a newer incarnation has taken the run over."""
+        loop = asyncio.get_running_loop()
+        return lambda: asyncio.run_coroutine_threadsafe(self.buffer.renew(), loop).result()
 
     def _capture(self) -> tuple[TrainState, dict[str, Any], dict[str, Any], dict[str, Any]]:
         state = TrainState(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triune.errors import CheckpointError, StoreError
+from triune.errors import CheckpointError, FencedError, StoreError
 from triune.failpoints import FailpointReached, arm_failpoints
 from triune.trainer import Checkpoints, TrainState, read_state
 
@@ -100,6 +100,28 @@ def test_a_process_that_dies_before_the_rename_leaves_the_older_checkpoint(tmp_p
         checkpoints.save(state_of(2), WEIGHTS, OPTIMISER)
     assert checkpoints.steps() == [1, 2]
     assert [entry.name for entry in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.parametrize("num_held", [0, 1])
+def test_a_checkpoint_is_renamed_only_while_the_fence_holds(tmp_path: Path, num_held: int):
+    checkpoints, asked = Checkpoints(tmp_path), []
+    checkpoints.save(state_of(1), WEIGHTS, OPTIMISER)
+    others = tmp_path / ".step-00000002.99.partial"
+    others.mkdir()
+
+    def fence() -> None:
+        asked.append(others.exists())
+        if len(asked) > num_held:
+            raise FencedError("run 'r'", "epoch 0 writes")
+
+    for step in (1, 2):
+        asked.clear()
+        with pytest.raises(FencedError, match="epoch 0"):
+            checkpoints.save(state_of(step), {"a": torch.zeros(1)}, {}, None, None, fence)
+        assert checkpoints.load(checkpoints.path(1))[1].keys() == WEIGHTS.keys()
+    assert checkpoints.steps() == [1]
+    assert others.exists() == (num_held == 0), "nothing of others is touched by who was fenced before it began"
+    assert len(list(tmp_path.glob(".*"))) == 1 - num_held
 
 
 def test_only_the_newest_are_kept(tmp_path: Path):

@@ -12,7 +12,7 @@ import torch
 from triune import registry
 from triune.algorithms import metric
 from triune.algorithms.policy_losses.reinforce import Reinforce
-from triune.errors import CheckpointError, TrainingError
+from triune.errors import CheckpointError, FencedError, TrainingError
 from triune.failpoints import FailpointReached, arm_failpoints
 from triune.models import LoraSettings, ModelSettings, load_model, weight_digest
 from triune.records import Group
@@ -237,6 +237,22 @@ def test_leases_are_secured_on_the_disk_before_a_checkpoint_refers_to_them(tmp_p
         assert order == ["secured", "saved"] * 2
 
     asyncio.run(scenario())
+
+
+def test_a_trainer_whose_run_was_taken_over_leaves_no_checkpoint(tmp_path: Path):
+    async def go() -> None:
+        buffer = await filled_buffer(tmp_path, groups_of(4))
+        trainer = build(buffer, tmp_path, steps=1)
+        await trainer.run()
+        assert trainer.checkpoints.steps() == [1]
+        trainer.step = 2
+        await buffer._writer.submit(lambda: buffer.store.runs.open("run", "somebody else", "", ""))
+        with pytest.raises(FencedError, match="another one has taken over"):
+            await trainer.save()
+        assert trainer.checkpoints.steps() == [1]
+        buffer.abandon()
+
+    asyncio.run(go())
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_anew_and_trains_everything(tmp_path: Path):
