@@ -139,6 +139,21 @@ def test_what_a_dead_trainer_held_is_deleted_and_its_checkpoint_may_still_contai
     run(work())
 
 
+def test_a_trainer_that_wakes_up_after_what_it_holds_was_deleted_goes_on(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        [entry] = await fill(buffer, 1)
+        [lease] = await buffer.lease(1, step=0)
+        world.time += LEASE_S
+        assert deleted(buffer, "task_key = t0").num_entries == 1
+        await buffer.ack([(entry, lease.use_no)], checkpoint="c1", step=1)
+        stats = await buffer.stats()
+        assert (stats["uses/acked"], stats["entries/evicted"]) == (1, 1)
+        await buffer.check_conservation()
+
+    run(work())
+
+
 def test_an_amendment_waits_for_the_run_that_has_the_entry_for_itself_however_late_its_heart_beats(world: BufferWorld):
     async def work():
         trainer = await world.start()

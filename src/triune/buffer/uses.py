@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from triune.buffer.choosing import Choosing, Found, Order
+from triune.buffer.content import REDACTED
 from triune.buffer.database import Database
 from triune.buffer.entries import Entries
 from triune.buffer.runs import Incarnation, Runs
@@ -159,7 +160,7 @@ class Uses:
             raise _is_late(where, "another process took it")
         if active is not None and active[1] == "acked":
             return []
-        if active is None and entry_state not in (EntryState.READY, EntryState.SPENT):
+        if active is None and entry_state not in (EntryState.READY, EntryState.SPENT) and not self._is_deleted(seq):
             if rows[0][3] == who.epoch:
                 raise _is_late(where, f"its entry is {entry_state.value} since")
             return []  # a checkpoint holds what the store gave up since: it goes on, and the entry stays as it is
@@ -172,6 +173,10 @@ class Uses:
             self.db.execute("UPDATE entries SET granted = granted + 1 WHERE seq = ? AND scope != ''", (seq,))
         self._count_ack(seq)
         return [seq]
+
+    def _is_deleted(self, seq: int) -> bool:
+        """Whether only its name is left: steps that were trained on it are still noted."""
+        return self.db.one("SELECT 1 FROM entries WHERE seq = ? AND reason = ?", (seq, REDACTED)) is not None
 
     def _count_ack(self, seq: int) -> None:
         self.db.execute(
