@@ -87,7 +87,7 @@ async def _ours_write(case: dict[str, Any], go: Callable[[], None]) -> dict[str,
     go()
     begin, cpu = time.time(), time.process_time()
     for part in batches(groups, max(1, case["batch"] // case["group"])):
-        await asyncio.gather(*(buffer.put(group, group) for group in part))
+        await buffer.put_many([(group, group) for group in part])
     end, cpu = time.time(), time.process_time() - cpu
     await buffer.close()
     return {"begin": begin, "end": end, "cpu_s": cpu}

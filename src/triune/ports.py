@@ -457,6 +457,19 @@ class Buffer(Protocol):
         """
         ...
 
+    async def put_many(
+        self, groups: Sequence[tuple[Group, Group | None]], *, buffer: str = "main", deadline_s: float | None = None
+    ) -> list[str]:
+        """`put` of several (raw, shaped), in order and in one transaction: all of them are stored, or none.
+
+        It costs much less than as many calls of `put`. Calls of `put` that run at the same time share a transaction
+        too, but each stands for itself: one that is refused takes no other with it.
+
+        Returns:
+            The entries' ids, in the same order.
+        """
+        ...
+
     async def revise(self, entry: str, group: Group, *, operators: Sequence[str] = ()) -> int:
         """Add a revision, and return its number."""
         ...

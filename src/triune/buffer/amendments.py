@@ -10,7 +10,8 @@ import msgspec
 
 from triune.buffer.damage import Damaged
 from triune.buffer.database import Database
-from triune.buffer.entries import MAIN, Entries, make_parcel, operators_of
+from triune.buffer.entries import MAIN, Entries
+from triune.buffer.parcels import make_parcel, operators_of
 from triune.buffer.patch import apply_patch, check_patch, patched_members
 from triune.buffer.runs import Incarnation, Runs
 from triune.errors import RecordError

@@ -46,12 +46,12 @@ class Capacity:
         self.db, self.entries, self.choosing, self.limit, self.policy = db, entries, choosing, limit, policy
         self._puts: dict[tuple[str, str], int] = {}
 
-    def after_put(self, who: Incarnation, buffer: str) -> int:
-        """Evict what is too much; the number evicted."""
+    def after_put(self, who: Incarnation, buffer: str, num: int = 1) -> int:
+        """Evict what is too much after `num` puts; the number evicted."""
         if self.limit is None:
             return 0
         key = (who.run, buffer)
-        self._puts[key] = self._puts.get(key, self.limit) + 1
+        self._puts[key] = self._puts.get(key, self.limit) + num
         if self._puts[key] < max(1, self.limit // 64):
             return 0
         self._puts[key] = 0

@@ -77,6 +77,10 @@ class Database(ABC):
         """All rows."""
         return self.execute(sql, parameters).fetchall()
 
+    def each(self, sql: str, rows: Sequence[Parameters]) -> list[Row | None]:
+        """The first row that a statement gives for each of these parameters, in order."""
+        return [self.one(sql, row) for row in rows]
+
     def count(self, name: str, by: int = 1) -> None:
         """Add to a durable counter, written once when the transaction commits."""
         self._counts[name] = self._counts.get(name, 0) + by

@@ -6,21 +6,21 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from triune.buffer.damage import DAMAGED, Damaged, damaged
 from triune.buffer.database import Database
 from triune.buffer.ledger import AdmissionLedger
-from triune.buffer.overlay import UNSUMMED, apply_overlay, compare, encode_overlay
+from triune.buffer.new_entries import NewEntry, Put, insert_entries, new_entry, without_repeats
+from triune.buffer.overlay import apply_overlay
+from triune.buffer.parcels import Parcel, encode_revision
 from triune.buffer.runs import Incarnation, Runs
 from triune.buffer.segments import Blobs, live_bytes
-from triune.buffer.summary import Summary, check_streams, mean_advantage, summarise
+from triune.buffer.summary import summarise
 from triune.errors import RecordError, StoreError, WireError
 from triune.failpoints import failpoint
 from triune.ports import EntryInfo, EntryState, Refund
-from triune.records import Group, GroupId, decode_group, encode_group
+from triune.records import Group, GroupId, decode_group
 
 log = logging.getLogger("triune.buffer")
 
@@ -28,85 +28,58 @@ MAIN = "main"
 """The run's own buffer: its entries are for the run that put them. Other buffers are open to every run."""
 
 
-class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """A put, encoded and checked before the transaction begins."""
+class Stored(NamedTuple):
+    """A revision's bytes as they were read.
 
-    id: GroupId
-    raw: bytes
-    is_shaped: bool
-    shaped: bytes | None
+    Attributes:
+        raw: Revision 0, which an overlay changes.
+        blob: The revision itself.
+        is_whole: Whether it is a group by itself, or an overlay.
+    """
+
+    raw: bytes | WireError
+    blob: bytes | WireError
     is_whole: bool
-    operators: tuple[str, ...]
-    summary: Summary
-    revision: int
+
+    def decode(self) -> Group:
+        """The group; it needs no transaction.
+
+        Raises:
+            WireError: The bytes are damaged, or not there.
+        """
+        if isinstance(self.blob, WireError):
+            raise self.blob
+        if self.is_whole:
+            return decode_group(self.blob)
+        if isinstance(self.raw, WireError):
+            raise self.raw
+        return apply_overlay(decode_group(self.raw), self.blob)
 
 
-def make_parcel(raw: Group, shaped: Group | None) -> Parcel:
-    """Check and encode a group with its first revision; without one while a reward is not known.
+def decode_all(found: Mapping[int, Stored], names: Mapping[int, str]) -> dict[int, Group]:
+    """Entry's position → group, of all that were loaded; it needs no transaction.
 
-    What operators made of such a group they made without knowing it all: they see it again when it is complete.
+    Args:
+        found: What `Entries.load` found.
+        names: Entry's position → its name, for the error.
 
     Raises:
-        RecordError: A record breaks its contract or holds something that cannot be stored.
+        Damaged: The bytes of some are not those that were stored; names them all.
     """
-    joined: dict[str, Any] = {}
-    summary = summarise(raw, joined)
-    raw_blob = encode_group(raw, joined)
-    if shaped is None or shaped is raw or summary.is_waiting:
-        return Parcel(
-            id=raw.id,
-            raw=raw_blob,
-            is_shaped=shaped is not None,
-            shaped=None,
-            is_whole=False,
-            operators=(),
-            summary=summary,
-            revision=0,
-        )
-    blob, is_whole, summary = encode_revision(raw, shaped, summary)
-    return Parcel(
-        id=raw.id,
-        raw=raw_blob,
-        is_shaped=True,
-        shaped=blob,
-        is_whole=is_whole,
-        operators=operators_of(shaped),
-        summary=summary,
-        revision=1,
-    )
+    groups: dict[int, Group] = {}
+    wrong: dict[int, str] = {}
+    for seq, stored in found.items():
+        try:
+            groups[seq] = stored.decode()
+        except RecordError as error:
+            wrong[seq] = error.found
+    if wrong:
+        raise damaged(names, wrong)
+    return groups
 
 
-def encode_revision(raw: Group, shaped: Group, of_raw: Summary) -> tuple[bytes, bool, Summary]:
-    """A revision's bytes, whether they are a whole group, and what the store needs to know of it."""
-    difference = compare(raw, shaped)
-    if difference is None:
-        return encode_group(shaped), True, summarise(shaped)._replace(attempts=of_raw.attempts)
-    if difference.names <= UNSUMMED and len(shaped) == len(raw):
-        check_streams(shaped.experiences)
-        summary = of_raw._replace(advantage=mean_advantage(shaped.experiences))
-    else:
-        summary = summarise(shaped)._replace(attempts=of_raw.attempts)
-    return encode_overlay(raw, shaped, difference), False, summary
-
-
-def operators_of(group: Group) -> tuple[str, ...]:
-    """Names of the operators that touched the group, in order of first appearance."""
-    found: dict[str, None] = {}
-    for record in group.records:
-        for name in getattr(record, "operators", ()):
-            found[name] = None
-    return tuple(found)
-
-
-def _decode(raw: bytes | WireError, blob: bytes | WireError, is_whole: bool) -> Group:
-    if isinstance(blob, WireError):
-        raise blob
-    if is_whole:
-        return decode_group(blob)
-    if isinstance(raw, WireError):
-        raise raw
-    return apply_overlay(decode_group(raw), blob)
-
+_NONE = (0, "")
+"""The admission of a group that takes no slot."""
 
 _DUE = (
     "SELECT 0, seq, scope, state, granted FROM entries WHERE scope IN (?1, '') "
@@ -133,8 +106,8 @@ class Entries:
         """`reward_deadline_s`: how long an entry waits whose reward an amendment took away."""
         self.db, self.runs, self.ledger, self.blobs = db, runs, ledger, blobs or Blobs(db)
         self.reward_deadline_s = reward_deadline_s
-        self.on_put: Callable[[Incarnation, str], object] = lambda who, buffer: None
-        """Called with (who, buffer) after an entry of a run became ready; set by the store (capacity)."""
+        self.on_put: Callable[[Incarnation, str, int], object] = lambda who, buffer, num: None
+        """Called with (who, buffer, num) after entries of a run became ready; set by the store (capacity)."""
         self.on_deadline: Callable[[str, int], bool] = lambda run, seq: False
         """Called with (run, seq) for a group whose rewards did not all come; whether it goes on without them."""
         self.on_deferred: Callable[[Incarnation, int], object] = lambda who, seq: None
@@ -142,111 +115,84 @@ class Entries:
 
     # ---- writing
 
-    def put(
-        self,
-        who: Incarnation,
-        parcel: Parcel,
-        *,
-        dropped_by: str,
-        buffer: str,
-        deadline_s: float,
-        refund: Refund | None = None,
-    ) -> tuple[str, int | None]:
-        """Store a closed group; its id, and its position where it is now ready (a repeated or late put is not).
+    def put(self, who: Incarnation, puts: Sequence[Put]) -> list[tuple[str, int | None]]:
+        """Store closed groups, in order; of each its id, and its position where it is now ready.
 
         A repeated put changes nothing, nor does that of a group which another explorer makes by now; it is counted.
+        What several need is asked and written once, so that many together cost less than one by one.
         """
         self.runs.check(who)
-        admission = self.ledger.close(who, parcel.id) if parcel.id.run == who.run else None
-        held = "" if admission is None else admission[1]
-        if held == "taken":
-            self.db.count("late")
-            return str(parcel.id), None
-        scope = who.run if buffer == MAIN else ""
-        state, reason = self._first_state(parcel, held, dropped_by, refund)
-        seq = self._insert(parcel, who.epoch, admission, scope, buffer, state, reason, deadline_s)
-        if seq is None:
-            self._count_repeat(parcel, who.epoch)
-            return str(parcel.id), None
-        failpoint("buffer.put.inside")
-        if admission is not None and held == "open":
-            self.db.touched.add("slots")
-            if state is EntryState.DROPPED:
-                self.ledger.refund(who.run, admission[0], (refund or Refund.DROPPED).value)
-        self.db.touched.add("entries")
-        if scope and state is EntryState.READY:
-            self.on_put(who, buffer)
-        return str(parcel.id), seq if state is EntryState.READY else None
+        outcomes: list[tuple[str, int | None]] = []
+        for part in without_repeats(puts):
+            outcomes += self._put(who, part)
+        return outcomes
 
-    def _first_state(self, parcel: Parcel, held: str, dropped_by: str, refund: Refund | None) -> tuple[EntryState, str]:
+    def _put(self, who: Incarnation, puts: Sequence[Put]) -> list[tuple[str, int | None]]:
+        own = [put.parcel.id for put in puts if put.parcel.id.run == who.run]
+        admissions = self.ledger.close(who, own)
+        last = 0 if len(admissions) == len(puts) else self.ledger.last_seq()
+        kept = [put for put in puts if admissions.get(put.parcel.id, _NONE)[1] != "taken"]
+        if len(kept) < len(puts):
+            self.db.count("late", len(puts) - len(kept))
+        rows = [self._row_of(who, put, admissions.get(put.parcel.id), last) for put in kept]
+        positions = self._insert(rows, [put.parcel for put in kept])
+        ready: dict[str, int] = {}
+        num_ready: Counter[str] = Counter()
+        for put, row in zip(kept, rows, strict=True):
+            if row.entry not in positions:
+                self._count_repeat(put.parcel, who.epoch)
+                continue
+            failpoint("buffer.put.inside")
+            if row.admission is not None:
+                self.db.touched.add("slots")
+                if row.state == EntryState.DROPPED:
+                    self.ledger.refund(who.run, row.admission, (put.refund or Refund.DROPPED).value)
+            self.db.touched.add("entries")
+            if row.state == EntryState.READY:
+                ready[row.entry] = positions[row.entry]
+                num_ready[put.buffer] += bool(row.scope)
+        for buffer, num in num_ready.items():
+            if num:
+                self.on_put(who, buffer, num)
+        return [(entry, ready.get(entry)) for entry in map(str, [put.parcel.id for put in puts])]
+
+    def _row_of(self, who: Incarnation, put: Put, admission: tuple[int, str] | None, last: int) -> NewEntry:
+        seq, held = admission or _NONE
+        state, reason = self._first_state(put, held)
+        scope = who.run if put.buffer == MAIN else ""
+        deadline = self.db.now + put.deadline_s if state is EntryState.WAITING else None
+        holds = seq if held == "open" else None
+        ledger = last if admission is None else seq
+        return new_entry(put.parcel, put.buffer, scope, state, reason, ledger, holds, who.epoch, deadline, self.db.now)
+
+    def _first_state(self, put: Put, held: str) -> tuple[EntryState, str]:
         """`held`: state of the admission. Operators have no say before the last reward is there."""
-        if refund is not None:
-            return EntryState.DROPPED, dropped_by or refund.value
+        if put.refund is not None:
+            return EntryState.DROPPED, put.dropped_by or put.refund.value
         if held == "refunded":  # its slot was given to others while its maker was thought dead
-            return EntryState.DROPPED, dropped_by or "late"
-        if parcel.summary.is_waiting:
+            return EntryState.DROPPED, put.dropped_by or "late"
+        if put.parcel.summary.is_waiting:
             return EntryState.WAITING, ""
-        if dropped_by:
-            return EntryState.DROPPED, dropped_by
-        return (EntryState.READY if parcel.is_shaped else EntryState.RAW), ""
+        if put.dropped_by:
+            return EntryState.DROPPED, put.dropped_by
+        return (EntryState.READY if put.parcel.is_shaped else EntryState.RAW), ""
 
-    def _insert(
-        self,
-        parcel: Parcel,
-        epoch: int,
-        admission: tuple[int, str] | None,
-        scope: str,
-        buffer: str,
-        state: EntryState,
-        reason: str,
-        deadline_s: float,
-    ) -> int | None:
-        summary = parcel.summary
-        holds = admission[0] if admission is not None and admission[1] == "open" else None
-        row = self.db.one(
-            "INSERT INTO entries(entry, buffer, scope, state, reason, class, score, ledger, admission, "
-            "revision, oldest_version, newest_version, num_records, reward, source, attempts, epoch, max_uses, "
-            "deadline, created, task, advantage) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?) "
-            "ON CONFLICT(entry) DO NOTHING RETURNING seq",
-            (
-                str(parcel.id),
-                buffer,
-                scope,
-                state.value,
-                reason,
-                int(summary.is_urgent),
-                summary.score,
-                admission[0] if admission is not None else self.ledger.last_seq(),
-                holds,
-                parcel.revision,
-                summary.oldest_version,
-                summary.newest_version,
-                summary.num_records,
-                summary.reward,
-                summary.source,
-                summary.attempts,
-                epoch,
-                self.db.now + deadline_s if state is EntryState.WAITING else None,
-                self.db.now,
-                f"{parcel.id.taskset}/{parcel.id.task_key}",
-                summary.advantage,
-            ),
-        )
-        if row is None:
-            return None
-        seq = row[0]
-        raw = self.blobs.keep(seq, 0, parcel.raw)
-        if parcel.shaped is None:
-            self.db.execute("INSERT INTO revisions VALUES (?, 0, 1, '[]', ?)", (seq, raw))
-        else:
-            shaped = self.blobs.keep(seq, 1, parcel.shaped)
-            self.db.execute(
-                "INSERT INTO revisions VALUES (?, 0, 1, '[]', ?), (?, 1, ?, ?, ?)",
-                (seq, raw, seq, parcel.is_whole, json.dumps(parcel.operators), shaped),
-            )
-        self.db.count("puts")
-        return row[0]
+    def _insert(self, rows: Sequence[NewEntry], parcels: Sequence[Parcel]) -> dict[str, int]:
+        """Write those that are not there, with their blobs; entry → position of each that was written."""
+        positions = insert_entries(self.db, rows)
+        revisions: list[tuple[int, int, bool, str, bytes]] = []
+        for row, parcel in zip(rows, parcels, strict=True):
+            seq = positions.get(row.entry)
+            if seq is None:
+                continue
+            revisions.append((seq, 0, True, "[]", self.blobs.keep(seq, 0, parcel.raw)))
+            if parcel.shaped is not None:
+                held = self.blobs.keep(seq, 1, parcel.shaped)
+                revisions.append((seq, 1, parcel.is_whole, json.dumps(parcel.operators), held))
+        if revisions:
+            self.db.execute_many("INSERT INTO revisions VALUES (?, ?, ?, ?, ?)", revisions)
+            self.db.count("puts", len(positions))
+        return positions
 
     def _add_blob(self, seq: int, revision: int, is_whole: bool, operators: Sequence[str], blob: bytes) -> None:
         held = self.blobs.keep(seq, revision, blob)
@@ -261,14 +207,45 @@ class Entries:
             self.db.count("late")
 
     def insert_free(
-        self, parcel: Parcel, *, buffer: str, scope: str, state: EntryState, reason: str = "", lives_s: float = 0
+        self,
+        parcel: Parcel,
+        *,
+        buffer: str,
+        scope: str,
+        state: EntryState,
+        reason: str = "",
+        lives_s: float | None = None,
     ) -> bool:
-        """Store a group that takes no slot, for one run or (scope "") for all; False when it is there."""
-        seq = self._insert(parcel, 0, None, scope, buffer, state, reason, lives_s)
-        if seq is not None and lives_s:
-            self.db.execute("UPDATE entries SET deadline = ? WHERE seq = ?", (self.db.now + lives_s, seq))
+        """Store a group that takes no slot, for one run or (scope "") for all; False when it is there.
+
+        With `lives_s` it expires, used or not, that many seconds from now.
+        """
+        [is_new] = self.insert_all_free(
+            [parcel], buffer=buffer, scope=scope, state=state, reason=reason, lives_s=lives_s
+        )
+        return is_new
+
+    def insert_all_free(
+        self,
+        parcels: Sequence[Parcel],
+        *,
+        buffer: str,
+        scope: str,
+        state: EntryState,
+        reason: str = "",
+        lives_s: float | None = None,
+    ) -> list[bool]:
+        """`insert_free` of several at once; of each whether it is new."""
+        outcomes: list[bool] = []
+        last = self.ledger.last_seq()
+        deadline = None if lives_s is None else self.db.now + lives_s
+        for part in without_repeats([Put(parcel, buffer=buffer) for parcel in parcels]):
+            own = [put.parcel for put in part]
+            rows = [new_entry(p, buffer, scope, state, reason, last, None, 0, deadline, self.db.now) for p in own]
+            positions = self._insert(rows, own)
+            outcomes += [row.entry in positions for row in rows]
         self.db.touched.add("entries")
-        return seq is not None
+        return outcomes
 
     def count_unused(self, who: Incarnation, buffer: str, enough: int) -> int:
         """Entries of this run in a buffer that can be leased for the first time; at `enough` it stops counting."""
@@ -446,23 +423,21 @@ class Entries:
             raise self._has_no(seq, revision)
         needed = rows[-1:] if rows[-1][1] else rows
         blobs = self.blobs.load([(seq, row[0], row[2]) for row in needed])
+        stored = Stored(blobs[0], blobs[-1], rows[-1][1])
         try:
-            return _decode(blobs[0], blobs[-1], rows[-1][1])
+            return stored.decode()
         except RecordError as error:
             raise damaged(self._names([seq]), {seq: error.found}) from error
 
-    def read_all(self, wanted: Mapping[int, int]) -> dict[int, Group]:
+    def load(self, wanted: Mapping[int, int]) -> dict[int, Stored]:
         """Entry's position → one revision of it, for many in one query.
 
         Raises:
             StoreError: There is no such revision.
-            Damaged: The bytes of some are not those that were stored; names them all.
         """
-        if len(wanted) < 2:
-            return {seq: self.read(seq, revision) for seq, revision in wanted.items()}
         rows = self.db.all(
             "SELECT entry, revision, is_whole, blob FROM revisions "
-            f"WHERE entry IN ({', '.join('?' * len(wanted))}) ORDER BY entry, revision",
+            f"WHERE entry IN ({', '.join('?' * len(wanted)) or 'NULL'}) ORDER BY entry, revision",
             tuple(wanted),
         )
         is_whole = {seq: whole for seq, revision, whole, _ in rows if revision == wanted[seq]}
@@ -476,16 +451,7 @@ class Entries:
         blobs: dict[int, list[bytes | WireError]] = {}
         for (seq, _, _), blob in zip(needed, self.blobs.load(needed), strict=True):
             blobs.setdefault(seq, []).append(blob)
-        groups: dict[int, Group] = {}
-        wrong: dict[int, str] = {}
-        for seq, found in blobs.items():
-            try:
-                groups[seq] = _decode(found[0], found[-1], is_whole[seq])
-            except RecordError as error:
-                wrong[seq] = error.found
-        if wrong:
-            raise damaged(self._names(wrong), wrong)
-        return groups
+        return {seq: Stored(found[0], found[-1], is_whole[seq]) for seq, found in blobs.items()}
 
     def _names(self, seqs: Iterable[int]) -> dict[int, str]:
         rows = [self.db.one("SELECT seq, entry FROM entries WHERE seq = ?", (seq,)) for seq in seqs]

@@ -20,16 +20,18 @@ from triune.buffer.config import BufferSettings
 from triune.buffer.conservation import check_conservation
 from triune.buffer.damage import Damaged
 from triune.buffer.deleted import are_deleted, marks_of
-from triune.buffer.entries import MAIN, Parcel, make_parcel, operators_of
+from triune.buffer.entries import MAIN, Stored, decode_all
 from triune.buffer.export import JSONL, export_entries
 from triune.buffer.ledger import NO_MORE
 from triune.buffer.manifest import deleted_since
+from triune.buffer.new_entries import Put
+from triune.buffer.parcels import Parcel, make_parcel, make_parcels, operators_of
 from triune.buffer.query import Filter, equals
 from triune.buffer.runs import Incarnation, TrainerState
 from triune.buffer.store import Store
 from triune.buffer.transfer import from_plain, import_lines
 from triune.buffer.uses import Grant
-from triune.buffer.writer import Writer, call_on
+from triune.buffer.writer import Items, Writer, call_on
 from triune.errors import RecordError, StoreError
 from triune.ports import AdmissionRule, EntryInfo, EntryState, Lease, LeaseOrder, Leases, Refund, WeightUpdate
 from triune.records import Group, GroupId, Task
@@ -260,18 +262,39 @@ class StoredBuffer:
         Without `shaped` and `dropped_by` it stays `raw` until `revise`. While a reward is unknown it is `waiting`, for
         `deadline_s` (default `buffer.reward_deadline_s`), then it expires.
         """
+        [entry] = await self._put([(raw, shaped)], buffer, deadline_s, dropped_by, refund)
+        return entry
+
+    async def put_many(
+        self, groups: Sequence[tuple[Group, Group | None]], *, buffer: str = MAIN, deadline_s: float | None = None
+    ) -> list[str]:
+        """Store (raw, shaped) groups in one transaction, all or none; see the port."""
+        return await self._put(groups, buffer, deadline_s) if groups else []
+
+    async def _put(
+        self,
+        groups: Sequence[tuple[Group, Group | None]],
+        buffer: str,
+        deadline_s: float | None,
+        dropped_by: str = "",
+        refund: Refund | None = None,
+    ) -> list[str]:
         who = self._me()
         patience = self.settings.reward_deadline_s if deadline_s is None else deadline_s
+        puts = [Put(parcel, dropped_by, buffer, patience, refund) for parcel in make_parcels(groups)]
+        outcomes = await self._writer.submit(Items(self._store_puts, [(who, put) for put in puts]))
+        for (raw, shaped), put, (_, ready) in zip(groups, puts, outcomes, strict=True):
+            if ready is not None:
+                self._keep_fresh(ready, put.parcel.revision, shaped or raw)
+        return [entry for entry, _ in outcomes]
 
-        def store() -> tuple[str, int | None]:
-            put = self.store.entries.put
-            return put(who, parcel, dropped_by=dropped_by, buffer=buffer, deadline_s=patience, refund=refund)
-
-        parcel = make_parcel(raw, shaped)
-        entry, ready = await self._writer.submit(store)
-        if ready is not None:
-            self._keep_fresh(ready, parcel.revision, shaped or raw)
-        return entry
+    def _store_puts(self, asked: Sequence[tuple[Incarnation, Put]]) -> list[tuple[str, int | None]]:
+        """On the writer's thread: those of one incarnation together."""
+        return [
+            outcome
+            for who, part in itertools.groupby(asked, key=lambda each: each[0])
+            for outcome in self.store.entries.put(who, [put for _, put in part])
+        ]
 
     async def stock(self, groups: Sequence[Group], *, buffer: str) -> int:
         """Store groups that nobody sampled in a named buffer of this run, in one transaction; they take no slot.
@@ -279,12 +302,12 @@ class StoredBuffer:
         Returns:
             How many of them are new: it is idempotent by id.
         """
-        who, parcels = self._me(), [make_parcel(group, group) for group in groups]
+        who, parcels = self._me(), make_parcels([(group, group) for group in groups])
 
         def work() -> int:
             self.store.runs.check(who)
-            put = self.store.entries.insert_free
-            return sum(put(parcel, buffer=buffer, scope=who.run, state=EntryState.READY) for parcel in parcels)
+            put = self.store.entries.insert_all_free
+            return sum(put(parcels, buffer=buffer, scope=who.run, state=EntryState.READY))
 
         return await self._writer.submit(work)
 
@@ -341,45 +364,45 @@ class StoredBuffer:
         is_final = not wait or (self.filled is not None and buffer not in self.filled)
         num_stale = 0
 
-        def attempt() -> Leases | None:
+        def attempt() -> tuple[list[Grant], dict[int, Group], dict[int, Stored]] | None:
             nonlocal num_stale
             grants, num_dropped = self.store.uses.lease(who, wanted, is_final)
             num_stale += num_dropped
-            return None if grants is None else Leases(self._leases_of(grants))
+            return None if grants is None else (grants, *self._find(grants))
 
-        def give_back(leases: Leases) -> int:
-            return self.store.uses.give_back(who, [(lease.entry, lease.use_no) for lease in leases])
+        def give_back(answer: tuple[list[Grant], dict[int, Group], dict[int, Stored]]) -> int:
+            return self.store.uses.give_back(who, [(grant.entry, grant.use_no) for grant in answer[0]])
 
         num_damaged = 0
         while True:
-            try:
-                leases = await self._until("entries", attempt, give_back)
+            grants, groups, stored = await self._until("entries", attempt, give_back)
+            try:  # on this thread: the writer's has others to serve, and held the database meanwhile
+                groups |= decode_all(stored, {grant.seq: grant.entry for grant in grants})
                 break
-            except Damaged as damage:  # nothing was leased; without these it may be
-                num_damaged += await self._writer.submit(partial(self.store.entries.drop_damaged, who, damage))
+            except Damaged as damage:  # without these others may be leased
+                taken_out = self._writer.submit(partial(self._take_out, who, grants, damage))
+                num_damaged += await asyncio.shield(taken_out)
+        leases = Leases([_to_lease(grant, groups[grant.seq]) for grant in grants])
         if num_stale:
             leases.metrics["num_stale_dropped"] = float(num_stale)
         if num_damaged:
             leases.metrics["num_damaged_dropped"] = float(num_damaged)
         return leases
 
-    def _leases_of(self, grants: Sequence[Grant]) -> list[Lease]:
-        kept = {grant.seq: self._fresh.pop(grant.seq, (-1, None)) for grant in grants}
-        groups = {grant.seq: kept[grant.seq][1] for grant in grants if kept[grant.seq][0] == grant.revision}
-        missing = {grant.seq: grant.revision for grant in grants if groups.get(grant.seq) is None}
-        found = {**groups, **self.store.entries.read_all(missing)}
-        return [
-            Lease(
-                entry=grant.entry,
-                revision=grant.revision,
-                use_no=grant.use_no,
-                group=group,
-                staleness=grant.staleness,
-                is_urgent=grant.is_urgent,
-            )
-            for grant in grants
-            if (group := found[grant.seq]) is not None
-        ]
+    def _find(self, grants: Sequence[Grant]) -> tuple[dict[int, Group], dict[int, Stored]]:
+        """Entry's position → what was granted, from memory, and as it is stored."""
+        groups: dict[int, Group] = {}
+        for grant in grants:
+            revision, group = self._fresh.pop(grant.seq, (-1, None))
+            if group is not None and revision == grant.revision:
+                groups[grant.seq] = group
+        missing = {grant.seq: grant.revision for grant in grants if grant.seq not in groups}
+        return groups, self.store.entries.load(missing) if missing else {}
+
+    def _take_out(self, who: Incarnation, grants: Sequence[Grant], damage: Damaged) -> int:
+        """Return what was granted together with entries that cannot be read, and drop those; their number."""
+        self.store.uses.give_back(who, [(grant.entry, grant.use_no) for grant in grants])
+        return self.store.entries.drop_damaged(who, damage)
 
     async def renew(self) -> None:
         """Heartbeat; the writer's thread also beats by itself as long as the process lives."""
@@ -557,3 +580,14 @@ class StoredBuffer:
     def abandon(self) -> None:
         """End without a word, as a killed process would: nothing queued is written. For crash tests."""
         self._writer.stop(abandon=True)
+
+
+def _to_lease(grant: Grant, group: Group) -> Lease:
+    return Lease(
+        entry=grant.entry,
+        revision=grant.revision,
+        use_no=grant.use_no,
+        group=group,
+        staleness=grant.staleness,
+        is_urgent=grant.is_urgent,
+    )

@@ -15,7 +15,6 @@ import numpy as np
 from triune.buffer.content import REDACTED, entry_hash, num_without_behaviour
 from triune.buffer.contents import Contents
 from triune.buffer.deleted import IMPORTED, REFUSED, are_deleted, marks_of
-from triune.buffer.entries import Parcel, make_parcel
 from triune.buffer.incoming import (
     Format,
     Row,
@@ -26,6 +25,7 @@ from triune.buffer.incoming import (
     refuse_unknown,
 )
 from triune.buffer.manifest import deleted_since
+from triune.buffer.parcels import Parcel, make_parcel
 from triune.buffer.query import Filter
 from triune.buffer.query_columns import EntryRow, experiences_of
 from triune.buffer.store import Store

@@ -161,21 +161,26 @@ class AdmissionLedger:
 
         That is so after others had to think `owner` dead, and admitted the group again.
         """
-        row = self.db.one(
-            "SELECT seq, CASE WHEN state = 'refunded' OR owner = ? THEN state ELSE 'taken' END FROM admissions "
-            "WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? ORDER BY round DESC LIMIT 1",
-            (owner, group.run, group.taskset, group.task_key, group.visit),
-        )
-        return (row[0], row[1]) if row else None
+        return self._find([group], owner).get(group)
 
-    def close(self, who: Incarnation, group: GroupId) -> tuple[int, str] | None:
-        """The group is being put, its slot is held by its entry from now on; what `find` said before."""
-        row = self.db.one(
-            "UPDATE admissions SET state = 'put' WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? "
-            "AND state = 'open' AND owner = ? RETURNING seq",
-            (group.run, group.taskset, group.task_key, group.visit, who.owner),
+    def _find(self, groups: Sequence[GroupId], owner: str) -> dict[GroupId, tuple[int, str]]:
+        sql = (
+            "SELECT seq, CASE WHEN state = 'refunded' OR owner = ? THEN state ELSE 'taken' END FROM admissions "
+            "WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? ORDER BY round DESC LIMIT 1"
         )
-        return (row[0], "open") if row is not None else self.find(group, who.owner)
+        rows = self.db.each(sql, [(owner, group.run, group.taskset, group.task_key, group.visit) for group in groups])
+        return {group: (row[0], row[1]) for group, row in zip(groups, rows, strict=True) if row is not None}
+
+    def close(self, who: Incarnation, groups: Sequence[GroupId]) -> dict[GroupId, tuple[int, str]]:
+        """These groups are being put, their slots are held by their entries from now on; what `find` said before."""
+        sql = (
+            "UPDATE admissions SET state = 'put' WHERE run = ? AND taskset = ? AND task_key = ? AND visit = ? "
+            "AND state = 'open' AND owner = ? RETURNING seq"
+        )
+        ids = [(group.run, group.taskset, group.task_key, group.visit, who.owner) for group in groups]
+        rows = self.db.each(sql, ids)
+        closed = {group: (row[0], "open") for group, row in zip(groups, rows, strict=True) if row is not None}
+        return closed | self._find([group for group in groups if group not in closed], who.owner)
 
     def refund(self, run: str, seq: int, reason: str, *, is_due: bool = False) -> bool:
         """Give back the slot of one admission, once; whether it still held it. `is_due`: admit its group again."""

@@ -42,6 +42,9 @@ CREATE TABLE IF NOT EXISTS writers (
 """
 """How many transactions each open buffer committed: what tells, after a break, whether the last one was."""
 
+_HAS_LZ4 = "SELECT 1 FROM pg_settings WHERE name = 'default_toast_compression' AND 'lz4' = ANY(enumvals)"
+"""The server's own compression costs more than all else that a put does; lz4 costs next to nothing."""
+
 
 class PostgresDatabase(Database):
     """One connection, made again when it breaks, and one schema.
@@ -149,6 +152,8 @@ class PostgresDatabase(Database):
             self.execute(f"CREATE SCHEMA {quoted(self.schema)}")  # needs a right that using it does not need
         rows = self.all("SELECT tablename FROM pg_tables WHERE schemaname = ?", (self.schema,))
         bring_up(lambda sql: self.execute(translate_types(sql)), {name for (name,) in rows}, self.where)
+        if not rows and self.one(_HAS_LZ4) is not None:
+            self.execute("ALTER TABLE revisions ALTER COLUMN blob SET COMPRESSION lz4")
         self.execute(_WRITERS)
         self.execute("DELETE FROM writers WHERE at < now() - interval '30 days'")
 
@@ -165,6 +170,19 @@ class PostgresDatabase(Database):
         cursor = self._line.cursor()
         cursor.executemany(statement.text.encode(), [statement.pick(row) for row in rows])
         return cursor
+
+    def each(self, sql: str, rows: Sequence[Parameters]) -> list[tuple[Any, ...] | None]:
+        """The first row that a statement gives for each of these parameters, in order; one round trip for all."""
+        if len(rows) < 2:
+            return super().each(sql, rows)
+        statement = translate(sql)
+        self._writes |= statement.writes
+        cursor = self._line.cursor()
+        cursor.executemany(statement.text.encode(), [statement.pick(row) for row in rows], returning=True)
+        found = [cursor.fetchone()]
+        while cursor.nextset():
+            found.append(cursor.fetchone())
+        return found
 
     def _script(self, script: str) -> psycopg.Cursor[Any]:
         """Several statements in one round trip; the cursor stands at the last."""

@@ -1,22 +1,19 @@
-"""What the store indexes of a group, and the check at its door."""
+"""What the store indexes of a group."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from triune.buffer.door import Checked, check_experiences
 from triune.errors import RecordError
-from triune.records import Experience, Group, Source, Text
+from triune.records import Experience, Group, GroupId, Joined, Source, Text
 
-INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
-
-_ARRAYS = attrgetter("tokens", "action_mask", "logprobs", "versions")
-_ZERO = np.zeros(1, np.int64)
+_FIELDS = attrgetter("id.rollout", "is_valid", "reward", "source", "priority")
 _HUMAN = Source.HUMAN  # an enum's member is looked up slowly
 
 
@@ -48,20 +45,36 @@ class Summary(NamedTuple):
     advantage: float | None = None
 
 
-def summarise(group: Group, joined: dict[str, np.ndarray] | None = None) -> Summary:
+def summarise(group: Group) -> Summary:
     """Check a group and say what the store needs to know of it.
-
-    Args:
-        group: What is put.
-        joined: Takes the arrays of all experiences that were joined on the way, by name, for `encode_group`.
 
     Raises:
         RecordError: A record breaks its contract, belongs to another group, or a member is there in two attempts.
     """
-    if not group.records:
-        raise RecordError(str(group.id), "no records", "at least one", "refund the group instead")
-    if isinstance(group.records[0], Experience):
-        return _summarise_experiences(group, {} if joined is None else joined)
+    return summarise_all([group])[0][0]
+
+
+def summarise_all(groups: Sequence[Group]) -> list[tuple[Summary, Joined | None]]:
+    """Check groups, all or none: of each what the store needs to know, and its arrays for `encode_group`.
+
+    Raises:
+        RecordError: As `summarise`, of the first one found.
+    """
+    for group in groups:
+        if not group.records:
+            raise RecordError(str(group.id), "no records", "at least one", "refund the group instead")
+    sampled = [group for group in groups if isinstance(group.records[0], Experience)]
+    checked = iter(check_experiences([group.experiences for group in sampled]))
+    return [
+        _summarise_experiences(group, next(checked))
+        if isinstance(group.records[0], Experience)
+        else (_summarise_others(group), None)
+        for group in groups
+    ]
+
+
+def _summarise_others(group: Group) -> Summary:
+    """Of pairs and texts."""
     sources = [
         r.chosen.source if not isinstance(r, Text) and not isinstance(r, Experience) else Source.IMPORTED
         for r in group.records
@@ -73,116 +86,61 @@ def summarise(group: Group, joined: dict[str, np.ndarray] | None = None) -> Summ
     return Summary(len(group), None, -1, -1, sources[0].value, Source.HUMAN in sources, False, 0.0, keys)
 
 
-def _summarise_experiences(group: Group, joined: dict[str, np.ndarray]) -> Summary:
+def _summarise_experiences(group: Group, checked: Checked) -> tuple[Summary, Joined | None]:
     rows = group.experiences
-    oldest, newest = _check(rows, joined)
     attempts: dict[int, int] = {}
     rewards: dict[int, float] = {}
     is_waiting = is_urgent = False
     score = 0.0
-    for row in rows:
-        rollout = row.id.rollout
+    for rollout, is_valid, reward, source, priority in map(_FIELDS, rows):
         if rollout.group is not group.id and rollout.group != group.id:
-            raise RecordError(str(row.id), f"a record in group {group.id}", "a record of that group")
+            raise _is_of_another(rows, group.id)
         member = rollout.member
         if attempts.setdefault(member, rollout.attempt) != rollout.attempt:
             raise RecordError(f"{group.id}/{member}", "two attempts of one member", "at most one attempt is stored")
-        if row.is_valid:
-            if row.reward is None:
+        if is_valid:
+            if reward is None:
                 is_waiting = True
             else:
-                rewards[member] = row.reward
-        is_urgent |= row.source is _HUMAN
-        score += row.priority
+                rewards[member] = reward
+        is_urgent |= source is _HUMAN
+        score += priority
     if not math.isfinite(score):
         for row in rows:
             row.check()
         raise RecordError(str(group.id), "priorities whose sum is not finite", "smaller numbers")
-    reward = _mean(rewards)
-    keys = ",".join(f"{member}.{attempts[member]}" for member in sorted(attempts))
-    num = len(rows)
-    source, advantage = rows[0].source.value, mean_advantage(rows, joined)
-    return Summary(num, reward, oldest, newest, source, is_urgent, is_waiting, score / num, keys, advantage)
+    keys = ",".join([f"{member}.{attempts[member]}" for member in sorted(attempts)])
+    num, reward = len(rows), _mean(rewards)
+    advantage = mean_advantage(rows, checked.joined)
+    source = rows[0].source.value
+    summary = Summary(
+        num, reward, checked.oldest, checked.newest, source, is_urgent, is_waiting, score / num, keys, advantage
+    )
+    return summary, checked.joined
 
 
-def mean_advantage(rows: Sequence[Experience], joined: dict[str, np.ndarray] | None = None) -> float | None:
+def _is_of_another(rows: Sequence[Experience], group: GroupId) -> RecordError:
+    other = next(row.id for row in rows if row.id.rollout.group != group)
+    return RecordError(str(other), f"a record in group {group}", "a record of that group")
+
+
+def mean_advantage(rows: Sequence[Experience], joined: Joined | None = None) -> float | None:
     """Mean absolute advantage over the action tokens of all rows; None where a row has no advantages.
 
-    `joined` is what `summarise` takes.
+    `joined`: the arrays of these rows, where a check has put them together.
     """
-    joined = {} if joined is None else joined
-    streams = [row.streams["advantages"] for row in rows if "advantages" in row.streams]
-    if not streams or len(streams) < len(rows) or any(stream.ndim != 1 for stream in streams):
-        return None
-    mask = joined.get("action_mask")
-    mask = np.concatenate([row.action_mask for row in rows]) if mask is None else mask
-    values = joined["streams.advantages"] = np.concatenate(streams)
-    if values.shape != mask.shape:
+    if joined is not None:
+        mask, values = joined.columns["action_mask"], joined.columns.get("streams.advantages")
+    else:
+        streams = [row.streams["advantages"] for row in rows if "advantages" in row.streams]
+        if not streams or len(streams) < len(rows) or any(stream.ndim != 1 for stream in streams):
+            return None
+        mask, values = np.concatenate([row.action_mask for row in rows]), np.concatenate(streams)
+    if values is None or values.shape != mask.shape:
         return None
     num = np.count_nonzero(mask)
     total = float(np.abs(values).dot(mask)) if num else 0.0
     return total / num if num and math.isfinite(total) else None
-
-
-def _check(rows: Sequence[Experience], joined: dict[str, np.ndarray]) -> tuple[int, int]:
-    """`Experience.check` of all rows in one pass over their joined arrays; (oldest, newest) version."""
-    bounds = _check_quickly(rows, joined)
-    if bounds is None:
-        for row in rows:
-            row.check()
-        versions = [version for row in rows for version in row.versions[row.action_mask].tolist()]
-        bounds = (min(versions), max(versions)) if versions else (-1, -1)
-    return bounds
-
-
-def _check_quickly(rows: Sequence[Experience], joined: dict[str, np.ndarray]) -> tuple[int, int] | None:
-    """(oldest, newest) version, or None when something may be wrong and the precise check has to say what."""
-    tokens, masks, logprobs, versions = zip(*map(_ARRAYS, rows), strict=True)
-    lengths = list(map(len, tokens))
-    if not lengths == list(map(len, masks)) == list(map(len, logprobs)) == list(map(len, versions)):
-        return None
-    spans, offset = [], 0
-    for row, length in zip(rows, lengths, strict=True):
-        if not _has_right_rest(row, length):
-            return None
-        for turn in row.turns:
-            if not 0 <= turn.start <= turn.stop <= length:
-                return None
-            spans += (offset + turn.start, offset + turn.stop)
-        offset += length
-    mask, logprob, version = np.concatenate(masks), np.concatenate(logprobs), np.concatenate(versions)
-    dtypes = (tokens[0].dtype, mask.dtype, logprob.dtype, version.dtype)
-    if dtypes != (INT32, BOOL, FLOAT32, INT32) or not mask.shape == logprob.shape == version.shape == (offset,):
-        return None
-    unsampled = version == -1
-    if not ((np.isnan(logprob) | mask).all() and (unsampled | mask).all()) or (logprob > 1e-4).any():
-        return None
-    if spans:
-        before = np.concatenate((_ZERO, mask.cumsum()))
-        inside = before[spans]
-        if (inside[1::2] - inside[::2]).tolist() != [b - a for a, b in pairwise(spans)][::2]:
-            return None
-    joined |= {"action_mask": mask, "logprobs": logprob, "versions": version}
-    return _bounds(version, mask, unsampled)
-
-
-def _bounds(version: np.ndarray, mask: np.ndarray, unsampled: np.ndarray) -> tuple[int, int]:
-    """Smallest and largest version of action tokens, given that all others have -1."""
-    if not version.size:
-        return -1, -1
-    if np.count_nonzero(unsampled) + np.count_nonzero(mask) > version.size:  # an action token has -1 too
-        return -1, int(version[mask].max())
-    oldest = int(version.view(np.uint32).min())  # -1 is the largest there
-    return (oldest, int(version.max())) if oldest < 1 << 31 else (-1, -1)
-
-
-def _has_right_rest(row: Experience, length: int) -> bool:
-    """Whether everything but the four main arrays is plainly right."""
-    if row.raw_logprobs is not None or type(row.temperature) is not float:
-        return False
-    if row.reward is not None and not math.isfinite(row.reward):
-        return False
-    return not row.streams or all(len(stream) == length for stream in row.streams.values())
 
 
 def check_streams(rows: Sequence[Experience]) -> None:

@@ -6,13 +6,25 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 from triune.buffer.database import TOPICS, Database, Interrupted, OutcomeUnknown
 from triune.errors import StoreError
 
 Work = Callable[[], Any]
-Job = tuple[Work, asyncio.Future[Any]]
+Together = Callable[[Sequence[Any]], Sequence[Any]]
+"""Does many things at once: of each item what became of it, in order."""
+
+
+class Items(NamedTuple):
+    """Work that shares one call of `together` with its neighbours in the queue."""
+
+    together: Together
+    items: Sequence[Any]
+
+
+Job = tuple[Work | Items, asyncio.Future[Any]]
 Outcome = tuple[Any, BaseException | None]
 
 
@@ -40,8 +52,11 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="triune-buffer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work) -> asyncio.Future[Any]:
-        """Queue a job; its future resolves after the commit. For the thread of a running event loop."""
+    def submit(self, work: Work | Items) -> asyncio.Future[Any]:
+        """Queue a job; its future resolves after the commit. For the thread of a running event loop.
+
+        The future of `Items` resolves to the list of their outcomes.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         with self._ready:
@@ -135,7 +150,15 @@ class Writer:
             self.wake(touched)
 
     def _work(self, jobs: list[Job]) -> tuple[Sequence[Outcome], set[str]]:
-        return [(work(), None) for work, _ in jobs], set(self.db.touched)
+        outcomes: list[Outcome] = []
+        for together, part in groupby(jobs, key=lambda job: job[0].together if isinstance(job[0], Items) else None):
+            if together is None:
+                outcomes += [(work(), None) for work, _ in part if not isinstance(work, Items)]
+                continue
+            lists = [work.items for work, _ in part if isinstance(work, Items)]
+            found = iter(together([item for items in lists for item in items]))
+            outcomes += [(list(islice(found, len(items))), None) for items in lists]
+        return outcomes, set(self.db.touched)
 
     def _deliver(self, jobs: list[Job], outcomes: Sequence[Outcome]) -> None:
         """Resolve the futures, each on its own loop, in one hop per loop."""

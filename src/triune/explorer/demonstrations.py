@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from triune.ports import AdmissionRule, Buffer, Monitor, TaskStream
 from triune.records import Group, GroupId, Task
 
 BUNDLE = 64
-"""Rows that are admitted and stored at the same time, so that they share a transaction."""
+"""Rows that are admitted and stored together, in one transaction."""
 
 
 class Demonstrations:
@@ -75,7 +74,7 @@ class Demonstrations:
 
     async def _store(self, rows: Sequence[tuple[GroupId, Task]]) -> None:
         made = [Group(id=group, task=task, records=self.reader(group, task)) for group, task in rows]
-        await asyncio.gather(*(self._buffer.put(group, group) for group in made))
+        await self._buffer.put_many([(group, group) for group in made])
 
 
 class Stored:

@@ -1,5 +1,6 @@
 """What travels and what is stored: tasks, experiences, groups, and their wire format. No torch."""
 
+from triune.records.columns import Joined
 from triune.records.experience import Experience, Media, Source, Stop, Turn
 from triune.records.group import Group, Pair, Record, Text
 from triune.records.ids import ExperienceId, GroupId, RolloutId
@@ -12,6 +13,7 @@ __all__ = [
     "ExperienceId",
     "Group",
     "GroupId",
+    "Joined",
     "Media",
     "Pair",
     "Record",

@@ -6,9 +6,10 @@ packed mask), the shape after the first axis, the numbers of the sequences that 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,18 @@ _ALIGNMENT = 8
 _FILL = [bytes(count) for count in range(_ALIGNMENT)]
 
 Description = tuple[str, str, tuple[int, ...], list[int] | None, int, int]
+
+
+class Joined(NamedTuple):
+    """All arrays of sequences that have the same ones, end to end: what a check has put together need not be again.
+
+    Attributes:
+        lengths: Of the sequences.
+        columns: Name (`tokens`, `streams.advantages`, …) → the arrays of all sequences, in order.
+    """
+
+    lengths: list[int]
+    columns: Mapping[str, np.ndarray]
 
 
 class ColumnWriter:
@@ -35,14 +48,12 @@ class ColumnWriter:
         name: str,
         arrays: Sequence[np.ndarray],
         rows: Sequence[int] | None = None,
-        joined: np.ndarray | None = None,
     ) -> None:
-        """Add one column of arrays that share dtype and tail; `rows` are their sequences, None = all in order.
+        """Add one column of arrays that share dtype and tail; `rows` are their sequences, None = all in order."""
+        self.add_joined(name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays), rows)
 
-        `joined`: the arrays, where somebody has put them together before.
-        """
-        if joined is None:
-            joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    def add_joined(self, name: str, joined: np.ndarray, rows: Sequence[int] | None = None) -> None:
+        """Add one column whose arrays lie end to end already."""
         if joined.dtype.kind == "b":
             code, data = BITS, np.packbits(joined)
         elif joined.dtype.kind in "iuf":
@@ -61,24 +72,19 @@ class ColumnWriter:
             self.chunks.append(_FILL[fill])
         self._size += size + fill
 
-    def add_mixed(
-        self, found: Iterable[tuple[int, str, np.ndarray]], joined: Mapping[str, np.ndarray] | None = None
-    ) -> None:
-        """Add arrays that only some sequences have, or that differ in dtype or tail, as (row, name, array).
-
-        `joined`: by name, those of all sequences that somebody has put together before.
-        """
+    def add_mixed(self, found: Iterable[tuple[int, str, np.ndarray]]) -> None:
+        """Add arrays that only some sequences have, or that differ in dtype or tail, as (row, name, array)."""
         columns: dict[tuple[str, Any, tuple[int, ...]], tuple[list[int], list[np.ndarray]]] = {}
         for row, name, array in found:
             rows, arrays = columns.setdefault((name, array.dtype, array.shape[1:]), ([], []))
             rows.append(row)
             arrays.append(array)
         for (name, _, _), (rows, arrays) in columns.items():
-            whole = joined.get(name) if joined and len(rows) == self.num_sequences else None
-            self.add(name, arrays, rows, whole)
+            self.add(name, arrays, rows)
 
 
 _CODES: dict[Any, str] = {}
+_DTYPES: dict[str, Any] = {}
 
 
 def _code_of(dtype: Any) -> str:
@@ -101,18 +107,14 @@ def read_columns(
     """
     found: list[dict[str, Any]] = [{} for _ in lengths]
     ends = _ends(lengths)
-    for name, code, tail, rows, offset, size in descriptions:
-        if offset < 0 or size < 0 or offset + size > len(data):
-            raise WireError(
-                "wire", f"column {name!r} ends at byte {offset + size} of {len(data)}", "columns inside the blob"
-            )
+    for description in descriptions:
+        name, rows = description[0], description[3]
         column_ends = ends if rows is None else _ends([lengths[row] for row in rows])
         targets = found if rows is None else [found[row] for row in rows]
         section, dot, rest = name.partition(".")
         if dot:
             name, targets = rest, [target.setdefault(section, {}) for target in targets]
-        total = column_ends[-1] if column_ends else 0
-        column = _read_column(data[offset : offset + size], code, tuple(tail), total)
+        column = read_column(data, description, column_ends[-1] if column_ends else 0)
         start = 0
         for end, arrays in zip(column_ends, targets, strict=True):
             arrays[name] = column[start:end]
@@ -128,15 +130,30 @@ def _ends(lengths: Sequence[int]) -> list[int]:
     return ends
 
 
-def _read_column(data: memoryview, code: str, tail: tuple[int, ...], total: int) -> np.ndarray:
+def read_column(data: memoryview, description: Sequence[Any], total: int) -> np.ndarray:
+    """One column whole, `total` long; read-only, a view of `data` unless it is a mask.
+
+    Raises:
+        WireError: It does not lie inside the data, or is not as long as its sequences.
+    """
+    name, code, tail, _, offset, size = description
+    if offset < 0 or size < 0 or offset + size > len(data):
+        raise WireError(
+            "wire", f"column {name!r} ends at byte {offset + size} of {len(data)}", "columns inside the blob"
+        )
     if code == BITS:
-        count = total
-        for size in tail:
-            count *= size
-        if not 0 <= count <= 8 * len(data):  # numpy would fill up with False
-            raise WireError("wire", f"a mask of {8 * len(data)} bits", f"{count}, one for each token")
-        column = np.unpackbits(np.frombuffer(data, np.uint8), count=count).view(np.bool_)
-        column.flags.writeable = False
+        column = _read_bits(data[offset : offset + size], total * math.prod(tail))
     else:
-        column = np.frombuffer(data, code)
-    return column.reshape(total, *tail) if tail else column if len(column) == total else column.reshape(total)
+        dtype = _DTYPES.get(code) or _DTYPES.setdefault(code, np.dtype(code))
+        column = np.frombuffer(data[offset : offset + size], dtype)
+    if tail:
+        return column.reshape(total, *tail)
+    return column if len(column) == total else column.reshape(total)
+
+
+def _read_bits(data: memoryview, count: int) -> np.ndarray:
+    if not 0 <= count <= 8 * len(data):  # numpy would fill up with False
+        raise WireError("wire", f"a mask of {8 * len(data)} bits", f"{count}, one for each token")
+    column = np.unpackbits(np.frombuffer(data, np.uint8), count=count).view(np.bool_)
+    column.flags.writeable = False
+    return column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -65,7 +66,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def experiences(self) -> tuple[Experience, ...]:
         """All records, when they are experiences."""
-        assert all(isinstance(record, Experience) for record in self.records), "a group of pairs or texts"
+        assert all(map(isinstance, self.records, repeat(Experience))), "a group of pairs or texts"
         return self.records  # type: ignore[return-value]
 
     @property

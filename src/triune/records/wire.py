@@ -24,11 +24,12 @@ import msgspec
 import numpy as np
 
 from triune.errors import RecordError, WireError
-from triune.records.columns import ColumnWriter, read_columns
+from triune.records.columns import ColumnWriter, Joined, read_columns
 from triune.records.experience import Experience, Media, Source, Stop, Turn
 from triune.records.group import Group, Pair, Record, Text
 from triune.records.ids import ExperienceId, GroupId, RolloutId
 from triune.records.task import Task
+from triune.records.wire_plain import read_plain
 from triune.records.wire_v0 import decode_v0
 
 WIRE_VERSION = 1
@@ -44,8 +45,11 @@ _START_CRC = zlib.crc32(_START)
 _FILL = [bytes(count) for count in range(8)]
 _STOPS = {stop.value: stop for stop in Stop}
 _SOURCES = {source.value: source for source in Source}
-_PLAIN = ("reward_parts", "metrics", "info", "messages", "tools", "parents", "operators")
-_PLAIN_OF = attrgetter(*_PLAIN)
+_HEADER_OF = attrgetter(
+    *("id.rollout.member", "id.rollout.attempt", "id.branch", "id.policy", "id.agent"),
+    *("reward", "temperature", "is_valid", "priority", "stop", "source"),
+    *("reward_parts", "metrics", "info", "messages", "tools", "parents", "operators", "turns", "media"),
+)
 _TUPLES = ("messages", "tools", "parents", "operators")
 _ITEMS = {"turns": (Turn, frozenset(Turn.__struct_fields__)), "media": (Media, frozenset(Media.__struct_fields__))}
 _FIELDS = frozenset(Experience.__struct_fields__)
@@ -64,26 +68,32 @@ _decoder = msgspec.msgpack.Decoder()
 # ----------------------------------------------------------------------------------------------- writing
 
 
-def encode_group(group: Group, joined: Mapping[str, np.ndarray] | None = None) -> bytes:
+def encode_group(group: Group, joined: Joined | None = None) -> bytes:
     """Write a group as one blob.
 
-    A reward of NaN is written as None: what is not known is never a number. `joined` saves work: arrays of all its
-    experiences, in order, that somebody has put together before, by name (`logprobs`, `streams.advantages`, …).
+    A reward of NaN is written as None: what is not known is never a number. `joined` saves work: the arrays of a group
+    of nothing but its own experiences without unknown fields, where a check has put all of them together.
 
     Raises:
         RecordError: A field holds something that is no JSON-like value (the type is named).
     """
     sequences: list[Experience | Text] = []
-    records = [_record_header(record, group.id, sequences) for record in group.records]
-    columns = ColumnWriter(len(sequences))
-    if sequences:
-        _write_columns(columns, sequences, joined or {})
+    if joined is not None:
+        records = list(map(_known_header, group.records))
+        columns = ColumnWriter(len(records))
+        for name, array in joined.columns.items():
+            columns.add_joined(name, array)
+    else:
+        records = [_record_header(record, group.id, sequences) for record in group.records]
+        columns = ColumnWriter(len(sequences))
+        if sequences:
+            _write_columns(columns, sequences)
     header: dict[str, Any] = {
         **group.unknown,
         "id": [group.id.run, group.id.taskset, group.id.task_key, group.id.visit],
         "task": _task_header(group.task, group.unknown.get("task", {})),
         "records": records,
-        "lengths": [len(sequence.tokens) for sequence in sequences],
+        "lengths": [len(sequence.tokens) for sequence in sequences] if joined is None else joined.lengths,
         "columns": columns.descriptions,
     }
     if group.info:
@@ -123,29 +133,55 @@ def _record_header(record: Record, group: GroupId, sequences: list[Experience | 
 
 
 def _experience_header(experience: Experience, group: GroupId) -> dict[str, Any]:
-    rollout, ident = experience.id.rollout, experience.id
-    header: dict[str, Any] = _not_arrays(experience.unknown) if experience.unknown else {}
-    header["id"] = [rollout.member, rollout.attempt, ident.branch, ident.policy, ident.agent]
+    unknown, rollout = experience.unknown, experience.id.rollout
+    known = _known_header(experience)
     if rollout.group is not group and rollout.group != group:
-        header["id"].append(str(rollout.group))
-    reward = experience.reward
+        known["id"].append(str(rollout.group))
+    if not unknown:
+        return known
+    header = {**_not_arrays(unknown), **known}
+    for name in _ITEMS:
+        if name in known:
+            header[name] = _with_extras(known[name], unknown.get(name))
+        else:
+            header.pop(name, None)  # unknown fields of items that an operator took away
+    return header
+
+
+def _known_header(experience: Experience) -> dict[str, Any]:
+    """Everything that is no array, without defaults."""
+    (
+        *ids, reward, temperature, is_valid, priority, stop, source, parts, metrics, info, messages, tools, parents,
+        operators, turns, media,
+    ) = _HEADER_OF(experience)  # fmt: skip
+    header: dict[str, Any] = {"id": ids}
     if reward is not None and reward == reward:
         header["reward"] = reward
-    if not isinstance(experience.temperature, np.ndarray) and experience.temperature != 1.0:
-        header["temperature"] = float(experience.temperature)
-    if not experience.is_valid:
+    if not isinstance(temperature, np.ndarray) and temperature != 1.0:
+        header["temperature"] = float(temperature)
+    if not is_valid:
         header["is_valid"] = False
-    if experience.priority:
-        header["priority"] = experience.priority
-    header["stop"], header["source"] = experience.stop, experience.source
-    for name, value in zip(_PLAIN, _PLAIN_OF(experience), strict=True):
-        if value:
-            header[name] = value
-    for name, items in (("turns", experience.turns), ("media", experience.media)):
-        if items:
-            header[name] = _with_extras(items, experience.unknown.get(name)) if experience.unknown else items
-        elif name in header:
-            del header[name]  # unknown fields of items that an operator took away
+    if priority:
+        header["priority"] = priority
+    header["stop"], header["source"] = stop, source
+    if parts:
+        header["reward_parts"] = parts
+    if metrics:
+        header["metrics"] = metrics
+    if info:
+        header["info"] = info
+    if messages:
+        header["messages"] = messages
+    if tools:
+        header["tools"] = tools
+    if parents:
+        header["parents"] = parents
+    if operators:
+        header["operators"] = operators
+    if turns:
+        header["turns"] = turns
+    if media:
+        header["media"] = media
     return header
 
 
@@ -169,14 +205,14 @@ def _not_arrays(unknown: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in unknown.items() if not isinstance(value, np.ndarray)}
 
 
-def _write_columns(columns: ColumnWriter, sequences: list[Experience | Text], joined: Mapping[str, np.ndarray]) -> None:
+def _write_columns(columns: ColumnWriter, sequences: list[Experience | Text]) -> None:
     columns.add("tokens", [sequence.tokens for sequence in sequences])
     rows = [row for row, sequence in enumerate(sequences) if isinstance(sequence, Experience)]
     if rows:
         experiences: list[Any] = [sequences[row] for row in rows]
         for name in ("action_mask", "logprobs", "versions"):
-            columns.add(name, [getattr(experience, name) for experience in experiences], rows, joined.get(name))
-    columns.add_mixed(_optional_arrays(sequences), joined)
+            columns.add(name, [getattr(experience, name) for experience in experiences], rows)
+    columns.add_mixed(_optional_arrays(sequences))
 
 
 def _optional_arrays(sequences: list[Experience | Text]) -> Iterator[tuple[int, str, np.ndarray]]:
@@ -217,6 +253,9 @@ def decode_group(blob: bytes) -> Group:
         )
     head, data = view[_PREFIX.size : _PREFIX.size + size], view[_PREFIX.size + size + -size % 8 :]
     try:
+        group = read_plain(head, data) if major else None
+        if group is not None:
+            return group
         header = _decoder.decode(head)
         return decode_v0(header) if major == 0 else _read_group(header, data)
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, msgspec.MsgspecError) as error:

@@ -202,7 +202,7 @@ def test_a_trainer_that_waits_in_vain_says_so_and_ends_with_what_is_imported_lat
 
 async def in_main(buffer: StoredBuffer) -> None:
     """As an import into `main` leaves it."""
-    from triune.buffer.entries import make_parcel
+    from triune.buffer.parcels import make_parcel
     from triune.ports import EntryState
     from triune.records import GroupId
     from triune.testing.groups import make_group
