@@ -79,7 +79,7 @@ def encode_group(group: Group, joined: Joined | None = None) -> bytes:
     """
     sequences: list[Experience | Text] = []
     if joined is not None:
-        records = list(map(_known_header, group.records))
+        records = list(map(_known_header, group.experiences))
         columns = ColumnWriter(len(records))
         for name, array in joined.columns.items():
             columns.add_joined(name, array)
