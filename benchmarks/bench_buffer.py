@@ -4,9 +4,10 @@
 
 Throughput: records of 2, 10 and 100 KB, in groups of 8, put by 1 and by 4 processes in transactions of 64 records
 (`put_many`), then leased in batches of 64 by another process. Beside it, in turn, the same records through sqlite3
-(psycopg) alone, a row each. `ratio…` is Triune's experiences/s divided by the bare ones; goal 0.5. `ratio_cpu…` is the same by processor
-seconds of these processes, which other work on the machine does not change. Triune's side checks, encodes and decodes
-every record and keeps what a fence, a priority and a resume need; the bare side moves bytes that were made before.
+(psycopg) alone, a row each. `ratio…` is Triune's experiences/s divided by the bare ones; goal 0.5. `ratio_cpu…` is the
+same by processor seconds of these processes, which other work on the machine does not change. Triune's side checks,
+encodes and decodes every record and keeps what fences, priorities and resumes need; the bare side moves bytes that
+were made before.
 
 Latency: leases of 64 entries, while a thousand and while a million wait: by the stored priority (an index), in the
 order of admission, and by a priority that a user wrote. `ratio_lease…` is the million's over the thousand's; goal at
