@@ -134,6 +134,7 @@ class PostgresDatabase(Database):
             line.execute(
                 f"SET search_path TO {quoted(self.schema)}; SET client_encoding TO 'UTF8'; "
                 f"SET enable_sort TO off; "  # before it has statistics it sorts a million rows where an index has them
+                f"SET jit TO off; "  # what is sorted all the same looks dear, and was compiled for longer than it ran
                 f"SET client_min_messages TO warning; SET lock_timeout TO {int(1000 * self._busy_s)}; "
                 f"SET idle_in_transaction_session_timeout TO {int(500 * self._busy_s)}".encode()
             )
