@@ -37,6 +37,7 @@ class RunMonitor:
         self.notes: list[str] = []
         self._stages, self._waits, self._steps = Stages(clock), Waits(clock), StepMerger(info.roles)
         self._series: dict[str, Series] = {}
+        self._first_left_out = ""
         self._sinks: dict[str, OpenSink] = {}
         self._alarm_states: list[tuple[str, Any, dict[str, float], bool]] = [
             (_name(alarm), alarm, {}, False) for alarm in settings.alarms
@@ -261,10 +262,11 @@ class RunMonitor:
             series = self._series.get(name)
             if series is None:
                 if len(self._series) >= MAX_METRICS:
+                    first = self._first_left_out = self._first_left_out or name
                     self._note(
-                        f"more than {MAX_METRICS} metric names: {name!r} and later ones are not summarised", once=True
+                        f"more than {MAX_METRICS} metric names: {first!r} and later ones are not summarised", once=True
                     )
-                    return
+                    continue
                 series = self._series[name] = Series()
             series.add(step, value)
 

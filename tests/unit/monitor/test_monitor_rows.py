@@ -77,6 +77,19 @@ def test_idle_ratio_is_the_share_of_time_a_role_waited_counting_overlaps_once(tm
     assert [row["idle_ratio"] for row in rows(tmp_path)] == [0.25, 0.0]
 
 
+def test_names_beyond_the_limit_are_left_out_once_and_do_not_freeze_those_that_are_known(tmp_path, monkeypatch):
+    monitor = open_monitor(tmp_path)
+    monitor.log({"loss": 3.0}, role="trainer", step=1)
+    monkeypatch.setattr("triune.monitor.monitor.MAX_METRICS", 1)
+    monitor.log({"other": 0.0, "more": 0.0, "loss": 2.0}, role="trainer", step=2)
+    monitor.log({"more": 0.0, "loss": 1.0}, role="trainer", step=3)
+    summary = json.loads(monitor.finish("finished", "done").read_text())
+    assert summary["metrics"]["loss"]["last"] == 1.0
+    assert "more" not in summary["metrics"]
+    (note,) = [note for note in monitor.notes if "not summarised" in note]
+    assert "and later ones" in note
+
+
 def test_a_wait_longer_than_the_heartbeat_is_said_with_its_reason_and_age(tmp_path):
     clock = FakeClock()
     monitor = open_monitor(tmp_path, clock, heartbeat_s=10)
