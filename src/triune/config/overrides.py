@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from triune.errors import ConfigError
 
@@ -19,7 +20,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     """Split `tasks[0].path=x.jsonl` into `("tasks", "0", "path")` and a value typed as in YAML.
 
     Raises:
-        ConfigError: No `=`, a malformed key, or a value that is no YAML.
+        ConfigError: No `=`, a malformed key, or a value that is no YAML or a broken `${…}`.
     """
     key, equals, value = text.partition("=")
     key = key.strip().removeprefix("--")
@@ -27,7 +28,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         raise ConfigError(f"override {text!r}", "no key=value", "a.b=value", "for example trainer.steps=50")
     try:
         parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=False)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, OmegaConfBaseException):
         raise ConfigError(f"override {key}", f"found {value!r}", "a YAML value", "quote it: key='\"text\"'") from None
     return tuple(key.replace("[", ".").replace("]", "").split(".")), parsed["value"]
 

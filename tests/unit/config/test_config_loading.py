@@ -128,6 +128,8 @@ def test_a_configuration_is_frozen():
         ("name=${nme}", r"name: Interpolation key 'nme' not found"),
         ("tasks=null", r"tasks: found None; .*tasks: \{use: arithmetic\}"),
         ("tasks.0.x.y=[", r"override tasks\.0\.x\.y: found '\['; expected a YAML value"),
+        ("tasks.0.x.y=${", r"override tasks\.0\.x\.y: found '\$\{'; expected a YAML value"),
+        ("name=${seed", r"override name: found '\$\{seed'; expected a YAML value"),
         ("seed", r"override 'seed': no key=value"),
         ("seed.x=1", r"override seed\.x: seed is 3; expected a section"),
         ("models.judge.url=x", r"models\.judge\.model: missing; expected name of the model there; write `model: …`"),
