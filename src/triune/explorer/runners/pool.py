@@ -42,13 +42,13 @@ from triune.records import Task, decode_group
 class _Run:
     """One rollout in a runner."""
 
-    __slots__ = ("calls", "is_cancelled", "is_exclusive", "result", "score", "session", "task")
+    __slots__ = ("calls", "is_cancelled", "is_exclusive", "is_started", "result", "score", "session", "task")
 
     def __init__(
         self, session: Session, task: Task, score: Callable[..., Any] | None, result: asyncio.Future[Any], alone: bool
     ) -> None:
         self.session, self.task, self.score, self.result = session, task, score, result
-        self.is_exclusive, self.is_cancelled = alone, False
+        self.is_exclusive, self.is_started, self.is_cancelled = alone, False, False
         self.calls: set[asyncio.Task[None]] = set()
 
 
@@ -115,11 +115,12 @@ class RunnerPool:
             runner = await place
             started()
             spec = msgspec.msgpack.encode(bound.spec)
+            run.is_started = True
             runner.send(Start(run=number, spec=spec, task=task, name=session.name, scores_here=score is None))
             return await run.result
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._cancel(place.result(), number)
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._take_back(place.result(), number)
             raise
 
     async def close(self) -> None:
@@ -175,7 +176,12 @@ class RunnerPool:
         command = [sys.executable, "-m", "triune.explorer.runners.host", *map(str, handles), str(self._block_s)]
         try:
             process = subprocess.Popen(
-                command, pass_fds=handles, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+                command,
+                pass_fds=handles,
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what user code prints must not get between the lines of `--json`
             )
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2**26)
         except OSError as error:  # no memory, no more processes or files: whoever waits must hear of it
@@ -232,10 +238,14 @@ class RunnerPool:
                 run.result.set_exception(error)
         runner.runs.clear()
 
-    def _cancel(self, runner: _Runner, number: int) -> None:
-        """The rollout's time is up: ask, then kill."""
+    def _take_back(self, runner: _Runner, number: int) -> None:
+        """The rollout's time is up: ask, then kill; a process that never heard of it goes on with the next one."""
         run = runner.runs.get(number)
         if run is None:
+            return
+        if not run.is_started:
+            del runner.runs[number]
+            self._assign()
             return
         run.is_cancelled = True
         _stop_calls(run)
