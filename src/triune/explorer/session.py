@@ -282,12 +282,21 @@ def _changed(sampling: Sampling, options: Mapping[str, Any], where: str) -> Samp
     if unknown:
         known = ", ".join(Sampling.__struct_fields__)
         raise RolloutError(where, f"no sampling option is called {', '.join(sorted(unknown))}", f"some of {known}")
-    changed = msgspec.structs.replace(sampling, **options)
+    asked = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+    if isinstance(asked.get("stop"), str):
+        asked["stop"] = (asked["stop"],)  # one text, not its letters
+    try:
+        changed = msgspec.convert({**msgspec.structs.asdict(sampling), **asked}, Sampling)
+    except msgspec.ValidationError as error:
+        names, do = ", ".join(sorted(options)), "for example max_tokens=64, temperature=0.7, stop=('Observation:',)"
+        raise RolloutError(
+            where, f"sampling options ({names}): {error}", "numbers and texts of their types", do
+        ) from None
     if changed.temperature <= 0.0 < sampling.temperature:
         raise RolloutError(
             where, "temperature 0 in a call that is trained on", "above 0", "greedy tokens have no log-prob"
         )
-    if changed.stop_ids is not sampling.stop_ids:
+    if "stop_ids" in options:
         extra = (i for i in changed.stop_ids if i not in sampling.stop_ids)
         changed = msgspec.structs.replace(changed, stop_ids=(*sampling.stop_ids, *extra))
     return changed

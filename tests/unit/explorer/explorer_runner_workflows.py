@@ -79,5 +79,11 @@ async def dies(task, model):
 
 async def asks_for_nonsense(task, model):
     """A call that fails beside the session, with an error that is none of ours."""
-    await model.generate("x", max_tokens="many")
+    await model.generate([{"role": "user", "content": "x", "tool_calls": [5]}])
     return 1.0
+
+
+def prints(task, model):
+    """Says something to people."""
+    print("said by user code", flush=True)
+    return float(model.chat().ask("x") == "7")

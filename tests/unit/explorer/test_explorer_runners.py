@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from types import SimpleNamespace
 
 import explorer_runner_workflows as flows
 import pytest
 from explorer_fakes import group_id, make_scheduler, task
 
 from triune.errors import ConfigError
+from triune.explorer import bind_workflow
 from triune.explorer.runners import RunnerPool
 from triune.records import Stop
 
@@ -138,7 +140,7 @@ def test_code_that_another_process_cannot_import_is_refused_when_a_process_is_as
 def test_what_fails_beside_the_session_reaches_the_workflow_and_is_no_timeout(house):
     outcome, seconds, _, _ = run(house, flows.asks_for_nonsense, num=1, retries=0, rollout_timeout_s=20.0)
     assert [failure["boundary"] for failure in outcome.failures] == ["workflow"]
-    assert "TypeError" in outcome.failures[0]["error"]
+    assert "AttributeError" in outcome.failures[0]["error"]
     assert seconds < 10
 
 
@@ -158,3 +160,41 @@ def test_processes_that_cannot_be_started_fail_their_rollouts_instead_of_letting
     outcome = asyncio.run(body())
     assert {failure["boundary"] for failure in outcome.failures} == {"runner"}
     assert "Cannot allocate memory" in outcome.failures[0]["error"]
+
+
+def test_what_user_code_prints_goes_to_stderr_and_leaves_stdout_to_the_commands_answer(capfd):
+    async def body():
+        pool = RunnerPool(1)
+        scheduler = make_scheduler(flows.prints, f"7{END}", runners=pool, runner="process")
+        outcome = await asyncio.wait_for(scheduler.run(group_id(), task(), num=1, training=False), 20)
+        await scheduler.close()
+        await pool.close()
+        return outcome
+
+    assert asyncio.run(body()).group.rewards.tolist() == [1.0]
+    printed = capfd.readouterr()
+    assert "said by user code" not in printed.out
+    assert "said by user code" in printed.err
+
+
+def test_a_rollout_cancelled_before_its_process_heard_of_it_does_not_cost_that_process(house, monkeypatch):
+    loop, pool = house
+    bound = bind_workflow(flows.blocking, None)
+
+    async def body():
+        await fill(pool)
+        before = pool.pids
+        monkeypatch.setattr(pool, "_choose", lambda alone: None)  # all are busy
+        waiting = asyncio.create_task(pool.run(bound, task(), SimpleNamespace(name="x"), None, lambda: None))
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        pool._assign()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        await asyncio.sleep(0.3)  # three times what is left to a rollout before its process is killed
+        return before, pool.pids, [dict(runner.runs) for runner in pool._runners]
+
+    before, after, left = loop.run(body())
+    assert after == before
+    assert left == [{}, {}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -298,6 +299,34 @@ def test_case_07_temperature_zero_in_a_call_that_is_trained_on_fails_the_rollout
     outcome = run_group(make_scheduler(workflow, retries=0), 1)
     assert outcome.group is None
     assert "temperature 0" in outcome.failures[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"stop": "Observation:"}, ("stop", ("Observation:",))),
+        ({"stop": ["a", "b"]}, ("stop", ("a", "b"))),
+        ({"temperature": np.float32(0.5)}, ("temperature", 0.5)),
+        ({"max_tokens": np.int64(7)}, ("max_tokens", 7)),
+        ({"stop": 5}, "stop"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 7.5}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+    ],
+)
+def test_options_of_a_call_have_the_types_of_the_engine_or_fail_the_rollout(options, got):
+    async def workflow(task, model):
+        await model.chat().ask("x", **options)
+        return 1.0
+
+    chosen = tokenizer()
+    engine = Talker(chosen, lambda request, text: f"A{END}")
+    outcome = run_group(make_scheduler(workflow, engine=engine, retries=0), 1)
+    if isinstance(got, str):
+        assert re.search(rf"sampling options \({got}\): Expected .*expected numbers", outcome.failures[0]["error"])
+        assert engine.requests == []
+    else:
+        assert getattr(engine.requests[0].sampling, got[0]) == got[1]
 
 
 def test_a_tokenizer_without_template_says_what_is_missing():
