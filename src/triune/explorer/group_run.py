@@ -16,6 +16,9 @@ from triune.records import Group, GroupId, RolloutId, Stop, Task
 
 _CUT = frozenset(stop for stop in Stop if stop.is_truncated)
 
+_COUNTED = ("num_", "time/", "failed/", "refund_ratio/")
+"""Beginnings of names that add up over groups or rows; a mean over rollouts must not."""
+
 
 class Rollout:
     """One member: its current attempt, and the deadline that all its attempts share."""
@@ -157,15 +160,16 @@ class GroupRun:
             found["reward"] = mean
             found["reward_std"] = math.sqrt(sum([(reward - mean) ** 2 for reward in rewards]) / len(rewards))
             found["flat_group_ratio"] = float(max(rewards) - min(rewards) < 1e-9)
-        if has_parts:
-            self._add_parts(found, members, len(rewards))
         for failure in self.failures:
             name = f"failed/{failure['boundary']}"
             found[name] = found.get(name, 0.0) + 1.0
+        if has_parts:
+            self._add_parts(found, members, len(rewards))
         return found
 
     def _add_parts(self, found: dict[str, float], members: list[Finished], num: int) -> None:
-        """Means of reward parts and of what workflows noted."""
+        """Means of reward parts, and of what workflows and rewards noted: under `user/` where the name is ours."""
+        noted: dict[str, float] = {}
         for one in members:
             reward = one.reward
             if reward is None or not reward.is_valid:
@@ -175,4 +179,7 @@ class GroupRun:
                 found[name] = found.get(name, 0.0) + value / num
             for values in (reward.metrics, one.session.metrics):
                 for name, value in (values or {}).items():
-                    found[name] = found.get(name, 0.0) + value / num
+                    noted[name] = noted.get(name, 0.0) + value / num
+        for name, value in noted.items():
+            is_ours = name in found or name.startswith(_COUNTED)
+            found[f"user/{name}" if is_ours else name] = value

@@ -59,7 +59,11 @@ class Model:
         return await self._caller.generate(prompt, sampling or None, "")
 
     def note(self, **metrics: float) -> None:
-        """Add numbers to this rollout's metrics."""
+        """Add numbers to this rollout's metrics.
+
+        A step's row has their means over rollouts. A name that Triune uses itself (`reward`, `turns`) or adds up
+        (`num_…`) stands there under `user/`.
+        """
         self._caller.note(**metrics)
 
     def note_turn(self, *, reward: float | None = None, state_key: str | None = None) -> None:
@@ -162,7 +166,7 @@ class BlockingModel:
         return _wait(self._model.generate(prompt, **sampling), self._loop)
 
     def note(self, **metrics: float) -> None:
-        """Add numbers to this rollout's metrics."""
+        """See `Model.note`."""
         self._model.note(**metrics)
 
     def note_turn(self, *, reward: float | None = None, state_key: str | None = None) -> None:

@@ -90,6 +90,19 @@ def test_a_greedy_member_answers_at_temperature_0_in_training_groups_only():
     assert [row.temperature for row in outcome.group.experiences] == pytest.approx([0.7] * 3)
 
 
+def test_what_workflows_note_under_our_names_stands_beside_our_numbers_and_not_in_them():
+    async def workflow(task, model):
+        await model.chat().ask("x")
+        model.note(turns=3, reward=10.0, num_calls=2.0, depth=4.0)
+        return Reward(total=1.0, parts={"style": 0.5}, metrics={"reward/style": 7.0})
+
+    metrics = run_group(make_scheduler(workflow), 2).metrics
+    ours = {"turns": 1.0, "reward": 1.0, "reward/style": 0.5, "depth": 4.0}
+    theirs = {"user/turns": 3.0, "user/reward": 10.0, "user/reward/style": 7.0, "user/num_calls": 2.0}
+    assert {name: metrics[name] for name in (*ours, *theirs)} == {**ours, **theirs}
+    assert "num_calls" not in metrics
+
+
 def test_an_invalid_reward_struct_is_not_zero():
     outcome = run_group(make_scheduler(returns(Reward(total=0.0, is_valid=False)), min_group=1), 1)
     assert outcome.group.experiences[0].reward is None
