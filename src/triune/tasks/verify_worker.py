@@ -8,6 +8,7 @@ one outside be gone. Model text is never evaluated as Python here by us; memory 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -24,7 +25,7 @@ def prepare(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Import and load what requests of this kind need, so that their bound is for them alone."""
     if request["of"] == "math":
         verify_math({"truth": "$1$", "answer": "$1$"})
-    else:
+    elif request["of"] == "reasoning_gym":
         from triune.tasks.generators import Recipe, load_generator
 
         load_generator(msgspec.convert(request["recipe"], Recipe))
@@ -52,10 +53,18 @@ def verify_generated(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"score": value, "metrics": {"scorer_raised": float(raised)}}
 
 
+def verify_format(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Whether a regular expression matches an answer; it was compiled once where it was configured."""
+    compiled = re.compile(request["pattern"], re.DOTALL)
+    match = compiled.fullmatch if request["match"] == "whole" else compiled.search
+    return {"score": float(match(request["answer"]) is not None)}
+
+
 VERIFIERS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "prepare": prepare,
     "math": verify_math,
     "reasoning_gym": verify_generated,
+    "format": verify_format,
 }
 
 

@@ -79,6 +79,27 @@ def test_format_matches_the_whole_answer_or_somewhere():
         registry.build("reward", {"use": "format", "pattern": "("}, "reward")
 
 
+def test_case_33_a_pattern_that_would_match_for_ever_is_given_up_at_its_bound_and_stops_nothing_else():
+    spec = {"use": "format", "pattern": r"<think>(.|\n)*</think>.*", "timeout_s": 0.3}
+    scorer = as_reward(registry.build("reward", spec, "reward"))
+
+    async def both():
+        calls = [scorer.score(task_with(""), "<think>" + "a\n" * 40), scorer.score(task_with(""), "<think>a</think>b")]
+        ticks = 0
+        work = asyncio.gather(*calls, return_exceptions=True)
+        while not work.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return *work.result(), ticks
+
+    endless, easy, ticks = asyncio.run(asyncio.wait_for(both(), 20))
+    assert isinstance(endless, RewardError)
+    assert "format on task train/t7" in str(endless)
+    assert r"no verdict within 0.3 s" in str(endless)
+    assert easy.total == 1.0
+    assert ticks > 5
+
+
 def test_a_task_without_reference_is_named_with_the_nearest_field():
     with pytest.raises(RewardError, match=r"exact_match on task train/t7: its data has no field 'anwser'.*'answer'"):
         score({"use": "exact_match", "key": "anwser"}, "1", "1")
