@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +14,8 @@ from triune.evaluation.results import SetResult, TaskResult, mean_parts, part_of
 from triune.ports import Reward, Sampling, WeightUpdate
 from triune.records import Task
 from triune.tasks import OpenTaskset, TaskBricks
+
+log = logging.getLogger("triune.evaluation")
 
 
 class Answerer(Protocol):
@@ -63,13 +66,20 @@ async def bench_endpoint(
 
     Raises:
         ConfigError: A task has no reward, or one that compares whole groups and gets a single sample.
+        EngineError: The endpoint answered nothing at all. Single failures are invalid, and the first one is logged.
     """
     check_sizes(settings, tasksets)
     chosen = settings.sampling(sampling)
+    errors: list[EngineError] = []
+    num_answers = 0
 
     async def run_task(task: Task) -> TaskResult:
-        answers = await asyncio.gather(*(_answer(answerer, task, chosen) for _ in range(settings.samples)))
-        rewards = await _score(bricks, task, [answer for answer in answers if answer is not None])
+        nonlocal num_answers
+        tried = await asyncio.gather(*(_answer(answerer, task, chosen) for _ in range(settings.samples)))
+        answers = [answer for answer in tried if isinstance(answer, str)]
+        errors.extend(error for error in tried if not isinstance(error, str))
+        num_answers += len(answers)
+        rewards = await _score(bricks, task, answers)
         valid = [reward for reward in rewards if reward is not None and reward.is_valid]
         part = settings.part
         return TaskResult(
@@ -80,6 +90,12 @@ async def bench_endpoint(
         )
 
     results = await measure_sets(settings, tasksets, run_task)
+    if errors and not num_answers:
+        raise errors[0]
+    if errors:
+        log.warning(
+            "%d of %d questions got no answer; the first: %s", len(errors), len(errors) + num_answers, errors[0]
+        )
     return [{"model": model, "taskset": each.taskset, **_known(each)} for each in results]
 
 
@@ -88,11 +104,11 @@ def _known(result: SetResult) -> dict[str, float]:
     return {name: value for name, value in result.metrics().items() if name not in unknown}
 
 
-async def _answer(answerer: Answerer, task: Task, sampling: Sampling) -> str | None:
+async def _answer(answerer: Answerer, task: Task, sampling: Sampling) -> str | EngineError:
     try:
         return await answerer.answer(task, sampling)
-    except EngineError:
-        return None
+    except EngineError as error:
+        return error
 
 
 async def _score(bricks: TaskBricks, task: Task, answers: Sequence[str]) -> list[Reward | None]:

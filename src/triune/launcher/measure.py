@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triune.config import RunConfig
-from triune.errors import CheckpointError
+from triune.errors import CheckpointError, EngineError
 from triune.evaluation import Evaluation, bench, bench_endpoint
 from triune.explorer.engines.remote import Remote, RemoteEngine
 from triune.launcher.explorer_side import (
@@ -24,7 +24,7 @@ from triune.launcher.trainer_side import find_checkpoints, load_policy, publishe
 from triune.models import resolve_model, weight_digest
 from triune.monitor import RunMonitor
 from triune.ports import Engine, Lane, Sampling, WeightUpdate
-from triune.records import Task
+from triune.records import Stop, Task
 from triune.sync.snapshot import snapshot, torch_dtype
 from triune.trainer import Checkpoints, read_state
 
@@ -134,9 +134,15 @@ class EndpointAnswerer:
 
         Raises:
             ConfigError: The task's workflow is no single question.
-            EngineError: The endpoint failed.
+            EngineError: The endpoint failed, or broke the answer off.
         """
-        return (await self._client.chat(question_of(self._tasks, task), sampling)).text
+        answer = await self._client.chat(question_of(self._tasks, task), sampling)
+        if answer.stop is Stop.ABORTED:
+            where = f"task {task.taskset}/{task.key}"
+            raise EngineError(
+                where, "the endpoint broke its answer off (a filter, or an error there)", "a whole answer"
+            )
+        return answer.text
 
 
 async def bench_endpoint_of(config: RunConfig, name: str) -> list[dict[str, Any]]:

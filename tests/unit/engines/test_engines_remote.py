@@ -53,7 +53,7 @@ def server(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[tup
         running.server_close()
 
 
-def said(text: str, reason: str = "stop") -> dict[str, Any]:
+def said(text: str, reason: str | None = "stop") -> dict[str, Any]:
     return {
         "choices": [{"message": {"content": text}, "text": text, "finish_reason": reason}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
@@ -106,6 +106,17 @@ def test_completions_continue_text():
     assert answer.text == "there"
     assert seen[0][1] == {"model": "m", "prompt": "hello "}
     assert "Authorization" not in seen[0][2]
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop"),
+    [("stop", Stop.DONE), ("eos", Stop.DONE), ("tool_calls", Stop.DONE), ("function_call", Stop.DONE),
+     ("length", Stop.LENGTH), ("abort", Stop.ABORTED), ("content_filter", Stop.ABORTED), (None, Stop.ABORTED)],
+)  # fmt: skip
+def test_case_47_an_answer_that_the_server_broke_off_is_no_whole_one(reason, stop):
+    with server(lambda path, body, number: (200, said("half", reason), {})) as (url, _):
+        (answer,) = ask(RemoteEngine(Remote(url=url, model="m")), hello)
+    assert answer.stop is stop
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -307,7 +307,7 @@ def test_bench_measures_every_version_in_turn():
     ]
 
 
-def test_bench_of_an_endpoint_scores_its_answers_with_the_tasks_reward():
+def test_bench_of_an_endpoint_scores_its_answers_with_the_tasks_reward(caplog):
     class Endpoint:
         async def answer(self, task, sampling):
             assert sampling.temperature == 0.5
@@ -328,7 +328,20 @@ def test_bench_of_an_endpoint_scores_its_answers_with_the_tasks_reward():
     assert row["mean@2"] == pytest.approx(3 / 4)
     assert row["invalid_ratio"] == pytest.approx(2 / 10)
     assert "response_length" not in row
+    assert "2 of 10 questions got no answer; the first: endpoint: refused" in caplog.text
     (ranked,) = run(reward=lambda task, answers: [float(i) for i, _ in enumerate(answers)])
     assert ranked["mean@2"] == 0.5
     (broken,) = run(reward=lambda task, answer: None)
     assert broken["invalid_ratio"] == 1.0
+
+
+def test_bench_of_an_endpoint_that_never_answers_fails_with_its_reason():
+    class Endpoint:
+        async def answer(self, task, sampling):
+            raise EngineError("endpoint", "401 wrong key")
+
+    settings = EvalSettings.model_validate({"tasks": {"use": "arithmetic", "size": 3}})
+    opened = open_tasksets(settings.tasks, seed=0, default="eval")
+    bricks = TaskBricks(opened)
+    with pytest.raises(EngineError, match="401 wrong key"):
+        asyncio.run(bench_endpoint(settings, opened, Endpoint(), bricks=bricks, sampling=TRAINING, model="m"))

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
     from triune.models import EndpointSettings
 
-_STOPS = {"stop": Stop.DONE, "tool_calls": Stop.DONE, "length": Stop.LENGTH, "abort": Stop.ABORTED}
+_STOPS = {
+    **dict.fromkeys(("stop", "eos", "tool_calls", "function_call"), Stop.DONE),
+    "length": Stop.LENGTH,
+}
+"""What each `finish_reason` means; any other, or none, is an answer that the server broke off (`content_filter`)."""
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: The message's content; "" when it only calls tools.
-        stop: done, length, or aborted.
+        stop: done, length, or aborted: the server broke off (a filter, an error), and the text is a part.
         usage: `prompt_tokens`, `completion_tokens` as the server counted them; empty when it does not.
         tool_calls: As the server sent them.
     """
@@ -269,7 +273,7 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _stop(choice: Mapping[str, Any]) -> Stop:
-    return _STOPS.get(choice.get("finish_reason") or "stop", Stop.DONE)
+    return _STOPS.get(choice.get("finish_reason") or "", Stop.ABORTED)
 
 
 def _completion(ids: Sequence[int], logprobs: Sequence[float], stop: Stop) -> Completion:
