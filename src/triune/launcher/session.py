@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from triune.buffer import StoredBuffer, open_buffer
 from triune.config import config_hash
-from triune.errors import FencedError, RunFailed
+from triune.errors import FencedError, RunFailed, StoreError
 from triune.launcher.alone import watch_explorers
 from triune.launcher.beside import check_same_file, join_trainer, watch_trainer, while_watched
 from triune.launcher.explorer_side import (
@@ -243,11 +243,21 @@ class Session:
             await asyncio.gather(steering, return_exceptions=True)
 
     async def _steer(self, buffer: StoredBuffer) -> None:
-        """Carry out what people ask for through the store's control table; only the trainer's process answers."""
+        """Carry out what people ask for through the store's control table; only the trainer's process answers.
+
+        A store that fails is asked again; what was carried out but not acknowledged is carried out again.
+        """
+        is_told = False
         while self.trainer is not None:
-            for row in await buffer.control():
-                outcome = _carry_out(self.trainer.loop, row["action"], row["by"])
-                await buffer.ack_control(row["id"], by="trainer", outcome=outcome)
+            try:
+                for row in await buffer.control():
+                    outcome = _carry_out(self.trainer.loop, row["action"], row["by"])
+                    await buffer.ack_control(row["id"], by="trainer", outcome=outcome)
+                is_told = False
+            except StoreError as error:  # whether it ends the run is for those to say who need the store
+                if not is_told:
+                    self.monitor.note(f"stop, pause and resume wait until the store answers: {error}")
+                is_told = True
             await asyncio.sleep(STEER_S)
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from triune.config import load_config, save_resolved
-from triune.errors import ConfigError, TaskError
+from triune.errors import ConfigError, EngineError, StoreError, TaskError
+from triune.explorer.engines.remote import ChatAnswer
 from triune.launcher.beside import check_same_file
 from triune.launcher.commands import export
 from triune.launcher.explorer_side import _demonstrations, build_pipeline, load_tokenizer, question_of
-from triune.launcher.measure import measure_checkpoints
+from triune.launcher.measure import EndpointAnswerer, measure_checkpoints
+from triune.launcher.session import Session
 from triune.launcher.tasks import open_tasks
 from triune.launcher.trainer_side import load_policy
 from triune.models import max_positions, resolve_model, weight_digest
-from triune.ports import GroupOutcome, Lease
-from triune.records import GroupId, Task
+from triune.ports import GroupOutcome, Lease, Sampling
+from triune.records import GroupId, Stop, Task
 from triune.testing.groups import make_group
 from triune.trainer import Checkpoints
 from triune.trainer.batch import build_batch, prepare, stored_streams
@@ -130,3 +133,37 @@ def test_case_51_checkpoints_are_measured_in_the_dtype_in_which_the_run_measured
     measured = measure_checkpoints(config, tmp_path, open_tasks(config), None, HereAndNow(), None)  # type: ignore[arg-type]
     assert [row["step"] for row in asyncio.run(measured)] == [1]
     assert served == [dtype, (dtype, {f"torch.{dtype}"})]
+
+
+def test_case_47_an_answer_that_an_endpoint_broke_off_is_none():
+    class Client:
+        async def chat(self, messages, sampling):
+            return ChatAnswer(text="4", stop=Stop.ABORTED if sampling.max_tokens == 1 else Stop.DONE)
+
+    config = load_config({"tasks": {"use": "arithmetic"}})
+    tasks, task = open_tasks(config), Task(key="0", data={"question": "2+2=", "answer": "4"}, taskset="train")
+    answerer = EndpointAnswerer(Client(), tasks)
+    assert asyncio.run(answerer.answer(task, Sampling())) == "4"
+    with pytest.raises(EngineError, match="task train/0: the endpoint broke its answer off"):
+        asyncio.run(answerer.answer(task, Sampling(max_tokens=1)))
+
+
+def test_a_store_that_fails_once_does_not_end_the_answers_to_stop_and_pause(monkeypatch):
+    monkeypatch.setattr("triune.launcher.session.STEER_S", 0.001)
+    asked, notes, stopped = [], [], []
+
+    class Buffer:
+        async def control(self):
+            asked.append(1)
+            if len(asked) < 3:
+                raise StoreError("store", "the server is gone")
+            return [{"id": 1, "action": "stop", "by": "ann"}]
+
+        async def ack_control(self, row, *, by, outcome):
+            steered.trainer = None
+
+    loop = SimpleNamespace(stop=stopped.append)
+    steered = SimpleNamespace(trainer=SimpleNamespace(loop=loop), monitor=SimpleNamespace(note=notes.append))
+    asyncio.run(asyncio.wait_for(Session._steer(steered, Buffer()), 10))
+    assert stopped == ["stopped by ann"]
+    assert notes == ["stop, pause and resume wait until the store answers: store: the server is gone"]
