@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, SupportsFloat
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
-from triune.errors import RecordError, RewardError
+from triune.errors import RecordError, RewardError, WorkflowError
 from triune.explorer.assemble import Finished
+from triune.explorer.session import Session
 from triune.ports import Reward
-from triune.records import Experience, ExperienceId, Task
+from triune.records import Experience, ExperienceId, Task, check_plain
 from triune.tasks import to_reward
+
+_PLAIN_OF = attrgetter("info", "messages", "tools", "metrics", "reward_parts", "parents", "operators", "turns")
 
 
 def read_result(value: Any, finished: Finished, task: Task, name: str) -> None:
@@ -33,13 +37,38 @@ def read_result(value: Any, finished: Finished, task: Task, name: str) -> None:
         return
     try:
         finished.reward = to_reward(value, where)
-        for name, number in finished.reward.metrics.items():
-            if not isinstance(number, SupportsFloat):
-                raise TypeError(f"metric {name!r} is {number!r}")
     except (TypeError, ValueError, AttributeError) as error:  # fields may be of any type
         raise RewardError(where, f"a malformed reward ({error})", "finite numbers") from error
     if not finished.reward.is_valid:
         raise RewardError(where, "the reward function could not score the answer", "a verdict")
+
+
+def drop_odd_values(session: Session) -> None:
+    """Forget messages and notes that no store can keep, so that the tokens beside them can be.
+
+    Raises:
+        WorkflowError: There were some; the rollout is invalid.
+    """
+    where = f"rollout {session.name}"
+    try:
+        check_plain([(branch.messages, branch.tools) for branch in session.branches], f"{where}, messages")
+        check_plain(session.turn_rewards, f"{where}, notes about turns")
+    except RecordError as error:
+        for branch in session.branches:
+            branch.messages = branch.tools = ()
+        session.turn_rewards = None
+        raise WorkflowError(error.where, error.found, error.expected) from error
+
+
+def check_asked(finished: Finished, name: str) -> None:
+    """Raise WorkflowError for a reward of nothing: a rollout without a model call has no token to learn from."""
+    if finished.experiences is None and not any(branch.length for branch in finished.session.branches):
+        raise WorkflowError(
+            f"rollout {name}",
+            "a reward without asking the model",
+            "at least one answer of the model",
+            "ask it, or keep such tasks out of the task set",
+        )
 
 
 def _is_plain(reward: Reward) -> bool:
@@ -57,6 +86,7 @@ def _checked(rows: Any, finished: Finished, where: str) -> list[Experience]:
     try:
         for row in named:
             row.check()
+            check_plain(_PLAIN_OF(row), "its plain fields")
     except (RecordError, TypeError, ValueError, AttributeError) as error:  # fields may be of any type
         raise RewardError(where, f"an experience that is malformed ({error})") from error
     if any(row.reward != named[0].reward for row in named):

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from triune.errors import ConfigError, RewardError
+from triune.errors import ConfigError, RolloutError
 from triune.explorer.assemble import Finished
 from triune.explorer.binding import BoundWorkflow
 from triune.explorer.config import ExplorerSettings
 from triune.explorer.faults import Failure, classify
 from triune.explorer.group_run import GroupRun, Rollout
 from triune.explorer.model import Model
-from triune.explorer.results import read_result
+from triune.explorer.results import check_asked, drop_odd_values, read_result
 from triune.explorer.score import GroupScores, session_score
 from triune.explorer.seeds import group_seed
 from triune.explorer.session import Session, Shared
@@ -219,7 +219,7 @@ class Scheduler:
         session = rollout.session
         try:
             value, failure = await self._call(rollout), None
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # sys.exit() ends a rollout, not the run
             value, failure = None, classify(error)
         if not rollout.is_over and session is rollout.session:
             self._ended(rollout, value, failure)
@@ -240,11 +240,13 @@ class Scheduler:
         run, session, now = rollout.run, rollout.session, asyncio.get_running_loop().time()
         finished = Finished(session=session, seconds=now - rollout.started)
         session.close()
-        if failure is None:
-            try:
+        try:
+            drop_odd_values(session)
+            if failure is None:
                 read_result(value, finished, run.task, session.name)
-            except RewardError as error:
-                failure = classify(error)
+                check_asked(finished, session.name)
+        except RolloutError as error:
+            failure = failure or classify(error)
         if rollout.is_timed_out:
             limit = self._settings.rollout_timeout_s
             failure = Failure(boundary="timeout", stop=Stop.TIMEOUT, error=f"no result after {limit} s", retry=False)

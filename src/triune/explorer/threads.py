@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from triune.errors import WorkflowError
 from triune.explorer.binding import BoundWorkflow
 from triune.explorer.model import BlockingModel, Model
 from triune.explorer.score import blocking
@@ -33,13 +34,22 @@ async def run_in_thread(
     def work() -> None:
         try:
             value, error = bound.call(task, handle, reward), None
-        except Exception as raised:  # carried to the loop, where the scheduler's boundary classifies it
-            value, error = None, raised
+        except BaseException as raised:  # carried to the loop, where the scheduler's boundary classifies it
+            value, error = None, _as_failure(raised, name)
         loop.call_soon_threadsafe(_settle, result, value, error)
 
     threading.Thread(target=work, name=name, daemon=True).start()
     value = await result
     return await value if asyncio.iscoroutine(value) else value
+
+
+def _as_failure(raised: BaseException, name: str) -> Exception:
+    """What a future may carry: no StopIteration, and nothing that would end the loop (`sys.exit()`)."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    error = WorkflowError(f"rollout {name}", f"raised {type(raised).__name__}: {raised}", "a reward")
+    error.__traceback__ = raised.__traceback__
+    return error
 
 
 def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:

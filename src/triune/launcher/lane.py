@@ -74,4 +74,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
     if error is None:
         future.set_result(result)
     else:
+        if isinstance(error, StopIteration):  # a future cannot carry it: whoever waits would never hear
+            cause, error = error, RuntimeError("work on the lane raised StopIteration")
+            error.__cause__ = cause
         future.set_exception(error)

@@ -5,7 +5,7 @@ from triune.records.experience import Experience, Media, Source, Stop, Turn
 from triune.records.group import Group, Pair, Record, Text
 from triune.records.ids import ExperienceId, GroupId, RolloutId
 from triune.records.task import Task
-from triune.records.wire import WIRE_VERSION, content_hash, decode_group, encode_group
+from triune.records.wire import WIRE_VERSION, check_plain, content_hash, decode_group, encode_group
 
 __all__ = [
     "WIRE_VERSION",
@@ -23,6 +23,7 @@ __all__ = [
     "Task",
     "Text",
     "Turn",
+    "check_plain",
     "content_hash",
     "decode_group",
     "encode_group",

@@ -112,6 +112,14 @@ def encode_group(group: Group, joined: Joined | None = None) -> bytes:
     return b"".join((_START, crc.to_bytes(4, "little"), front, *columns.chunks))
 
 
+def check_plain(value: Any, where: str) -> None:
+    """Raise RecordError where a value is none that `encode_group` writes (the type is named); changes nothing."""
+    try:
+        _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecordError(where, f"not a JSON-like value: {error}", "text, numbers, lists and mappings") from error
+
+
 def _record_header(record: Record, group: GroupId, sequences: list[Experience | Text]) -> dict[str, Any]:
     if isinstance(record, Experience):
         sequences.append(record)

@@ -90,7 +90,7 @@ class Scorer:
             return await value if inspect.isawaitable(value) else value
         except TriuneError:
             raise
-        except Exception as error:  # the boundary around what users write
+        except (Exception, SystemExit) as error:  # the boundary around what users write
             found = f"raised {type(error).__name__}: {error}"
             raise RewardError(self._where(task), found, "a reward", "the rollout is invalid") from error
 
@@ -126,10 +126,9 @@ def to_reward(value: Any, where: str) -> Reward:
     if isinstance(value, Reward):
         if not value.is_valid:
             return value
-        _number(value.total, where)
-        for name, part in value.parts.items():
-            _number(part, f"{where}, part {name}")
-        return value
+        parts = {name: _number(part, f"{where}, part {name}") for name, part in value.parts.items()}
+        metrics = {name: _number(number, f"{where}, metric {name}") for name, number in value.metrics.items()}
+        return Reward(total=_number(value.total, where), parts=parts, metrics=metrics)
     if not isinstance(value, Mapping):
         return Reward(total=_number(value, where))
     totals = [name for name in TOTAL_NAMES if name in value]

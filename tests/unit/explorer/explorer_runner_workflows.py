@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from triune.errors import EnvironmentFault
+from triune.ports import Reward
 from triune.records import Stop
 from triune.registry import brick
 
@@ -69,6 +70,11 @@ async def raises(task, model):
     raise EnvironmentFault("env", "down") if task.key == "env" else KeyError("anser")
 
 
+async def exits(task, model):
+    """Ends the interpreter, it thinks."""
+    raise SystemExit(3)
+
+
 async def dies(task, model):
     """Takes its process along, the first time."""
     answer = await model.chat().ask("x")
@@ -87,3 +93,23 @@ def prints(task, model):
     """Says something to people."""
     print("said by user code", flush=True)
     return float(model.chat().ask("x") == "7")
+
+
+async def notes_what_is_no_float(task, model):
+    """Bools where numbers are due, which is fine; then the kind of mistake its task names."""
+    await model.chat().ask("x")
+    model.note(correct=True)
+    model.note_turn(reward=True)
+    if task.key == "state":
+        model.note_turn(state_key=("a", 1))
+        await asyncio.sleep(60)
+    if task.key == "message":
+        await model.generate([{"role": "user", "content": "x"}, object()])
+    return Reward(total=True, parts={"style": True}, metrics={"seen": True})
+
+
+async def waits_a_little(task, model):
+    """Runs beside others."""
+    await model.chat().ask("x")
+    await asyncio.sleep(0.3)
+    return 1.0

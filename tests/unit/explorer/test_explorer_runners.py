@@ -123,12 +123,16 @@ def test_errors_keep_their_boundary_and_say_where_they_arose(house):
     assert outcome.failures[0]["boundary"] == "workflow"
     assert "KeyError: 'anser' (at " in outcome.failures[0]["error"]
     assert "explorer_runner_workflows.py" in outcome.failures[0]["error"]
+    outcome, _, before, after = run(house, flows.exits, num=1, retries=0)
+    assert (outcome.failures[0]["boundary"], before) == ("workflow", after)
+    assert "SystemExit: 3 (at " in outcome.failures[0]["error"]
     outcome, _, _, _ = run(house, flows.raises, num=1, retries=0, key="env")
     assert outcome.failures[0]["boundary"] == "environment"
 
 
 def test_code_that_another_process_cannot_import_is_refused_when_a_process_is_asked_for(house):
     async def local(task, model):
+        await model.chat().ask("x")
         return 1.0
 
     with pytest.raises(ConfigError, match="cannot be imported by a runner process"):
@@ -198,3 +202,33 @@ def test_a_rollout_cancelled_before_its_process_heard_of_it_does_not_cost_that_p
     before, after, left = loop.run(body())
     assert after == before
     assert left == [{}, {}]
+
+
+def test_bools_from_a_process_are_numbers(house):
+    outcome, _, _, _ = run(house, flows.notes_what_is_no_float, num=1, retries=0)
+    (row,) = outcome.group.experiences
+    assert (row.reward, row.reward_parts, row.turns[0].reward) == (1.0, {"style": 1.0}, 1.0)
+    assert row.metrics == {"correct": 1.0, "seen": 1.0}
+
+
+@pytest.mark.parametrize("mistake", ["state", "message"])
+def test_a_value_of_the_wrong_type_fails_its_rollout_and_none_beside_it(house, mistake):
+    loop, pool = house
+
+    async def body():
+        await fill(pool)
+        before = pool.pids
+        wrong, healthy = (
+            make_scheduler(flow, f"7{END}", runners=pool, runner="process", retries=0)
+            for flow in (flows.notes_what_is_no_float, flows.waits_a_little)
+        )
+        outcomes = await asyncio.gather(
+            healthy.run(group_id(), task(), num=4), wrong.run(group_id(mistake), task(mistake), num=2)
+        )
+        assert pool.pids == before
+        return outcomes
+
+    fine, failed = loop.run(asyncio.wait_for(body(), 20))
+    assert (fine.refund, fine.num_failed) == (None, 0)
+    assert [failure["boundary"] for failure in failed.failures] == ["workflow", "workflow"]
+    assert "Expected `" in failed.failures[0]["error"]

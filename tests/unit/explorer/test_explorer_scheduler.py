@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from explorer_fakes import Talker, completion, group_id, make_scheduler, run_gro
 from triune.errors import EngineError, EnvironmentFault, RewardError
 from triune.explorer.workflows.single_turn import SingleTurn
 from triune.ports import Refund, Reward
-from triune.records import Stop
+from triune.records import Stop, encode_group
 
 END = "<|im_end|>"
 
@@ -262,6 +263,7 @@ def test_case_44_a_poison_task_is_quarantined_and_others_are_not():
     async def poison(task, model):
         if task.key == "poison":
             raise ValueError("poison")
+        await model.chat().ask("x")
         return 1.0
 
     scheduler = make_scheduler(poison, quarantine_after=2, retries=0)
@@ -377,6 +379,75 @@ def test_errors_of_user_code_are_data_and_name_their_boundary():
         outcome = run_group(make_scheduler(workflow, retries=0), 1)
         assert outcome.failures[0]["boundary"] == boundary
         assert outcome.group is None
+
+
+def test_a_reward_of_nothing_is_no_valid_rollout():
+    async def lazy(task, model):
+        return 1.0
+
+    outcome = run_group(make_scheduler(lazy, retries=0))
+    assert (outcome.group, outcome.refund) == (None, Refund.INVALID)
+    assert "without asking the model" in outcome.failures[0]["error"]
+
+    asked = []
+
+    async def half_lazy(task, model):
+        asked.append(1)
+        if len(asked) == 1:
+            await model.chat().ask("x")
+        return 1.0
+
+    outcome = run_group(make_scheduler(half_lazy, retries=0, min_group=2))
+    assert outcome.refund is Refund.TOO_SMALL
+    assert [failure["boundary"] for failure in outcome.failures] == ["workflow"]
+
+
+@pytest.mark.parametrize("error", [StopIteration("x"), SystemExit(0), GeneratorExit()], ids=repr)
+def test_whatever_ends_a_plain_workflow_is_its_failure_at_once(error):
+    def raises(task, model):
+        raise error
+
+    outcome = run_group(make_scheduler(raises, retries=0), 1)
+    assert [failure["boundary"] for failure in outcome.failures] == ["workflow"]
+    assert type(error).__name__ in outcome.failures[0]["error"]
+
+
+def test_sys_exit_in_async_code_or_in_a_reward_ends_a_rollout_and_not_the_run():
+    async def leaves(task, model):
+        await asyncio.sleep(0)
+        sys.exit("enough")
+
+    outcome = run_group(make_scheduler(leaves, retries=0), 1)
+    assert [failure["boundary"] for failure in outcome.failures] == ["workflow"]
+    assert "SystemExit: enough" in outcome.failures[0]["error"]
+
+    def judge(task, answer):
+        sys.exit(2)
+
+    outcome = run_group(make_scheduler(SingleTurn(), reward=judge, retries=0), 1)
+    assert [failure["boundary"] for failure in outcome.failures] == ["reward"]
+
+
+def test_messages_that_cannot_be_stored_fail_their_rollout_and_its_tokens_are_kept():
+    async def odd(task, model):
+        first = {"role": "user", "content": "x"}
+        await model.generate([first])
+        answer = await model.generate([{**first, "seen": object()}])
+        model.note_turn(reward=1.0)
+        return float(len(answer.text))
+
+    async def odd_note(task, model):
+        await model.chat().ask("x")
+        model.note_turn(state_key=object())
+        return 1.0
+
+    for workflow in (odd, odd_note):
+        outcome = run_group(make_scheduler(workflow, retries=0), 1)
+        assert outcome.refund is Refund.INVALID
+        assert "not a JSON-like value: a object" in outcome.failures[0]["error"]
+        encode_group(outcome.group)
+        row = outcome.group.experiences[-1]
+        assert (row.is_valid, row.num_actions, len(row.messages)) == (False, 2, 0)
 
 
 def test_inline_code_that_blocks_the_loop_is_named_with_its_line(caplog):

@@ -202,7 +202,10 @@ async def own_experiences(task, model):
     ]
 
 
-@pytest.mark.parametrize("changes", [{"reward": "good"}, {"reward": np.ones(2)}, {"tokens": None}, {"turns": None}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"reward": "good"}, {"reward": np.ones(2)}, {"tokens": None}, {"turns": None}, {"info": {"at": object()}}],
+)
 def test_case_35_experiences_with_fields_of_the_wrong_type_are_invalid_at_once_and_named(changes):
     async def workflow(task, model):
         (first, *_) = await own_experiences(task, model)

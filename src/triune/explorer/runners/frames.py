@@ -96,6 +96,18 @@ class Done(Frame, frozen=True, tag="done"):
     error: Failed | None = None
 
 
+class Garbled(Frame, frozen=True, tag="garbled"):
+    """What a frame from the runner is read as when a value in it has the wrong type: whose it was, and what is wrong.
+
+    `call` is the question it was, None where it was none; `is_last` where the workflow had ended with it.
+    """
+
+    run: int
+    error: Failed
+    call: int | None = None
+    is_last: bool = False
+
+
 ToRunner = Start | Cancel | Reply
 ToExplorer = Ask | AskReward | Note | Done
 
@@ -109,12 +121,24 @@ def encode(frame: Frame) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
-    """The next frame; None when the other side is gone."""
+    """The next frame; None when the other side is gone, `Garbled` where user code put a wrong type into it."""
     try:
         size = int.from_bytes(await reader.readexactly(4), "little")
-        return decoder.decode(await reader.readexactly(size))
+        body = await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        return _garbled(msgspec.msgpack.decode(body), error)
+
+
+def _garbled(found: dict[str, Any], error: Exception) -> Garbled:
+    """The envelope is ours and always right: it says whose frame it was."""
+    kind = found["kind"]
+    parts = (f"a workflow's {kind}", str(error), "numbers as metrics and rewards, text and mappings as messages", "")
+    failed = Failed(name=WorkflowError.__name__, parts=parts)
+    return Garbled(run=found["run"], error=failed, call=found.get("call"), is_last=kind == "done")
 
 
 def to_ids(ids: Any) -> bytes:

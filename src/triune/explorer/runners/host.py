@@ -72,11 +72,11 @@ class Remote:
 
     def note_turn(self, *, reward: float | None = None, state_key: str | None = None) -> None:
         """See `Session.note_turn`."""
-        self._host.send(Note(run=self._run, turn=(reward, state_key)))
+        self._host.send(Note(run=self._run, turn=(None if reward is None else float(reward), state_key)))
 
     def note(self, **metrics: float) -> None:
         """See `Session.note`."""
-        self._host.send(Note(run=self._run, metrics=metrics))
+        self._host.send(Note(run=self._run, metrics={name: float(value) for name, value in metrics.items()}))
 
     def end(self, stop: Stop) -> None:
         """See `Session.end`."""
@@ -170,7 +170,7 @@ class Host:
             done = _returned(start, value)
         except asyncio.CancelledError:
             done = Done(run=start.run)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             done = Done(run=start.run, error=to_failed(error, where))
         self._runs.pop(start.run, None)
         self.send(done)

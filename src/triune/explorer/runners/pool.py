@@ -24,6 +24,7 @@ from triune.explorer.runners.frames import (
     Cancel,
     Done,
     Frame,
+    Garbled,
     Note,
     Reply,
     Start,
@@ -282,10 +283,22 @@ class RunnerPool:
             case Note():
                 if not run.session.is_closed:
                     _take_note(run.session, frame)
+            case Garbled():
+                self._hear_garbled(runner, run, frame)
             case Ask() | AskReward():
                 call = self._spawn(self._answer(runner, run, frame))
                 run.calls.add(call)
                 call.add_done_callback(run.calls.discard)
+
+    def _hear_garbled(self, runner: _Runner, run: _Run, frame: Garbled) -> None:
+        """What user code sent with a wrong type fails its rollout, and none beside it."""
+        if frame.call is not None:
+            runner.send(Reply(call=frame.call, error=frame.error))
+        elif frame.is_last:
+            self._hear(runner, run, Done(run=frame.run, error=frame.error))
+        else:
+            _settle(run, Done(run=frame.run, error=frame.error))
+            self._cancel(runner, frame.run)
 
     async def _answer(self, runner: _Runner, run: _Run, frame: Ask | AskReward) -> None:
         try:
