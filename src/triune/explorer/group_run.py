@@ -34,12 +34,14 @@ class Rollout:
         "started",
         "task",
         "value",
+        "waits_since",
     )
 
     def __init__(self, run: GroupRun, member: int, started: float, deadline: float) -> None:
         self.run, self.member, self.started, self.deadline = run, member, started, deadline
         self.attempt = 0
         self.is_over = self.is_timed_out = False
+        self.waits_since: float | None = None  # while it waits to be scored with its group
         self.task: asyncio.Task[None] | None = None
         self.session = self.new_session()
 

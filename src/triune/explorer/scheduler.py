@@ -128,7 +128,15 @@ class Scheduler:
                     f"{self._settings.max_rollouts} lanes for groups of {num} that are scored together",
                     f"at least {num}",
                 )
-            run.scores = GroupScores(bound.scorer, task, run, self._gate)
+            if self._goes_away(bound) and not bound.is_async and num > self._settings.runners:
+                raise ConfigError(
+                    "explorer.runners",
+                    f"{self._settings.runners} processes for groups of {num} that are scored together, and workflow "
+                    f"{bound.name} takes one for each rollout",
+                    f"at least {num}",
+                    "make it an async function: many of those share a process",
+                )
+            run.scores = GroupScores(bound.scorer, task, run, self._gate, lambda: self._go_on(run))
         self._runs[group] = run
         try:
             now = loop.time()
@@ -203,15 +211,15 @@ class Scheduler:
 
     def _start(self, run: GroupRun, member: int, now: float) -> None:
         """Give a member its lane and its clock."""
-        goes_away = self._runners is not None and self._goes_to_runner(run.bound)
+        goes_away = self._goes_away(run.bound)
         deadline = math.inf if goes_away else now + self._settings.rollout_timeout_s
         rollout = Rollout(run, member, now, deadline)
         run.live[member] = rollout
         loop = asyncio.get_running_loop()
         if self._gate is not None:
             self._gate.enter(rollout.session.name)
-        if run.timer is None and not goes_away:
-            run.timer = loop.call_at(deadline, self._expire, run)
+        if not goes_away:
+            self._ring_at(run, deadline)
         rollout.task = loop.create_task(self._play(rollout))
 
     async def _play(self, rollout: Rollout) -> None:
@@ -229,7 +237,7 @@ class Scheduler:
         run, session = rollout.run, rollout.session
         bound = run.bound
         score = session_score(bound, run.task, session, run.scores) if bound.sees_session else None
-        if self._runners is not None and self._goes_to_runner(bound):
+        if self._runners is not None and self._goes_away(bound):
             return self._runners.run(bound, run.task, session, score, lambda: self._start_clock(rollout))
         if bound.is_async:
             return bound.call(run.task, Model(session), score)
@@ -253,7 +261,8 @@ class Scheduler:
         if failure is not None:
             run.note_failure(rollout, failure)
             retries = self._settings.retries + (_FREE_RETRIES if failure.boundary == "runner" else 0)
-            if failure.retry and rollout.attempt < retries and now < rollout.deadline:
+            is_final = not failure.retry or (run.scores is not None and run.scores.has_scored(rollout.member))
+            if not is_final and rollout.attempt < retries and now < rollout.deadline:
                 self._try_again(rollout)
                 return
             finished.reward = None
@@ -268,6 +277,7 @@ class Scheduler:
     def _try_again(self, rollout: Rollout) -> None:
         old = rollout.session.name
         rollout.attempt += 1
+        rollout.waits_since = None
         rollout.session = rollout.new_session()
         if self._gate is not None:
             self._gate.enter(rollout.session.name)
@@ -299,23 +309,49 @@ class Scheduler:
             loop = asyncio.get_running_loop()
             rollout.started = loop.time()
             rollout.deadline = rollout.started + self._settings.rollout_timeout_s
-            if rollout.run.timer is None:
-                rollout.run.timer = loop.call_at(rollout.deadline, self._expire, rollout.run)
+            self._ring_at(rollout.run, rollout.deadline)
 
     def _expire(self, run: GroupRun) -> None:
         """End the rollouts whose time is up, and look again when the next one's is."""
         loop = asyncio.get_running_loop()
+        run.timer = None
         now, following = loop.time() + 1e-4, math.inf
         for rollout in list(run.live.values()):
-            if rollout.deadline > now:
-                following = min(following, rollout.deadline)
+            deadline = self._latest(rollout)
+            if deadline > now:
+                following = min(following, deadline)
             elif not rollout.is_timed_out:
                 rollout.is_timed_out = True
                 rollout.session.close()
                 if rollout.task is not None:
                     rollout.task.cancel()
                 loop.call_later(self._settings.grace_s, self._give_up, rollout)
-        run.timer = None if following == math.inf else loop.call_at(following, self._expire, run)
+        if following < math.inf:
+            self._ring_at(run, following)
+
+    def _ring_at(self, run: GroupRun, when: float) -> None:
+        """Have `_expire` look at the group then, or before."""
+        if run.timer is not None:
+            if run.timer.when() <= when:
+                return
+            run.timer.cancel()
+        run.timer = asyncio.get_running_loop().call_at(when, self._expire, run)
+
+    def _latest(self, rollout: Rollout) -> float:
+        """When its time is up. While it waits to be scored with its group the clock stands still, for two limits at
+        most: the others have one each, and may wait for a lane before.
+        """
+        waits = rollout.waits_since is not None
+        return rollout.deadline + (2.0 * self._settings.rollout_timeout_s if waits else 0.0)
+
+    def _go_on(self, run: GroupRun) -> None:
+        """The group is being scored: the clocks of those who waited go on, with the grace period left at least."""
+        now = asyncio.get_running_loop().time()
+        for rollout in run.live.values():
+            if rollout.waits_since is not None:
+                later = rollout.deadline + now - rollout.waits_since
+                rollout.deadline, rollout.waits_since = max(later, now + self._settings.grace_s), None
+                self._ring_at(run, rollout.deadline)
 
     def _give_up(self, rollout: Rollout) -> None:
         """Inline code that ignores its cancellation is left behind; its session refuses whatever it says later."""
@@ -358,6 +394,9 @@ class Scheduler:
         missing = tuple(i for i in self._tokenizer.stop_ids if i not in sampling.stop_ids)
         return msgspec.structs.replace(sampling, stop_ids=(*sampling.stop_ids, *missing)) if missing else sampling
 
+    def _goes_away(self, bound: BoundWorkflow) -> bool:
+        return self._runners is not None and self._goes_to_runner(bound)
+
     def _goes_to_runner(self, bound: BoundWorkflow) -> bool:
         match self._settings.runner:
             case "inline":
@@ -369,7 +408,7 @@ class Scheduler:
 
     def _check_place(self, bound: BoundWorkflow) -> None:
         """Refuse what a runner was asked for and cannot import; watch what runs beside the loop instead."""
-        if self._runners is None or not self._goes_to_runner(bound):
+        if not self._goes_away(bound):
             self._watchdog.start()
         if self._settings.runner == "process" and bound.spec is None:
             raise ConfigError(

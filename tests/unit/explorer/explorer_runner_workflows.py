@@ -46,6 +46,11 @@ def blocking(task, model):
     return float(model.chat().ask("x") == "7")
 
 
+def scored_plain(task, model, reward):
+    """A plain function that has itself scored."""
+    return reward(task, model.chat().ask("x"))
+
+
 def sleeps_for_ever(task, model):
     """Blocks, and would survive any polite timeout."""
     model.chat().ask("x")

@@ -141,6 +141,13 @@ def test_code_that_another_process_cannot_import_is_refused_when_a_process_is_as
     assert outcome.refund is None
 
 
+def test_plain_functions_that_are_scored_together_need_a_process_each(house):
+    with pytest.raises(ConfigError, match="2 processes for groups of 3 that are scored together"):
+        run(house, flows.scored_plain, reward=flows.ranked, num=3)
+    outcome, _, _, _ = run(house, flows.scored_plain, by_member, flows.ranked, num=2)
+    assert outcome.group.rewards.tolist() == [3.0, 3.0]
+
+
 def test_what_fails_beside_the_session_reaches_the_workflow_and_is_no_timeout(house):
     outcome, seconds, _, _ = run(house, flows.asks_for_nonsense, num=1, retries=0, rollout_timeout_s=20.0)
     assert [failure["boundary"] for failure in outcome.failures] == ["workflow"]

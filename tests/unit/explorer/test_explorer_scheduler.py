@@ -138,6 +138,50 @@ def test_case_44_a_straggler_ends_at_its_deadline_and_the_rest_of_the_group_goes
     assert outcome.failures[0]["boundary"] == "timeout"
 
 
+def equal(task, answers):
+    return [1.0] * len(answers)
+
+
+def scored_but_one_hangs(hangs_after_reward=False):
+    async def workflow(task, model, reward):
+        answer = await model.chat().ask("x")
+        if answer == "1" and not hangs_after_reward:
+            await asyncio.sleep(60)
+        value = await reward(task, answer)
+        if answer == "1":
+            await asyncio.sleep(60)
+        return value
+
+    return workflow
+
+
+def test_case_44_a_straggler_does_not_take_those_along_that_wait_to_be_scored_with_it():
+    async def takes_time(task, answers):
+        await asyncio.sleep(0.1)
+        return equal(task, answers)
+
+    scheduler = make_scheduler(scored_but_one_hangs(), by_member, takes_time, rollout_timeout_s=0.2, min_group=3)
+    outcome = run_group(scheduler, 4)
+    assert outcome.refund is None
+    assert [row.is_valid for row in outcome.group.experiences] == [True, False, True, True]
+    assert [failure["boundary"] for failure in outcome.failures] == ["timeout"]
+
+
+@pytest.mark.parametrize("hangs", ["member", "reward"])
+def test_clocks_that_stood_still_for_the_group_go_on_when_it_is_scored(hangs):
+    async def never(task, answers):
+        await asyncio.sleep(60)
+
+    workflow = scored_but_one_hangs(hangs_after_reward=hangs == "member")
+    scheduler = make_scheduler(workflow, by_member, equal if hangs == "member" else never,
+                               rollout_timeout_s=0.2, grace_s=0.02, min_group=1)  # fmt: skip
+    start = time.monotonic()
+    outcome = run_group(scheduler, 3)
+    assert time.monotonic() - start < 5.0
+    assert [row.is_valid for row in outcome.group.experiences] == [hangs == "member", False, hangs == "member"]
+    assert {failure["boundary"] for failure in outcome.failures} == {"timeout"}
+
+
 def test_case_44_too_few_valid_members_give_the_slot_back():
     outcome = run_group(make_scheduler(hangs_for(1), by_member, rollout_timeout_s=0.1), 3)
     assert outcome.refund is Refund.TOO_SMALL

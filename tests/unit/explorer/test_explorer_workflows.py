@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from explorer_fakes import make_scheduler, run_group
 
-from triune.errors import ConfigError, EngineError
+from triune.errors import ConfigError, EngineError, RewardError
 from triune.explorer import Model, bind_workflow
 from triune.explorer.workflows.multi_turn import MultiTurn, Step
 from triune.explorer.workflows.single_turn import SingleTurn
@@ -106,6 +106,58 @@ def test_a_group_reward_does_not_wait_for_a_member_that_failed():
     scheduler = make_scheduler(SingleTurn(), lambda request, text: next(said), rank_by_length, retries=0, min_group=2)
     outcome = run_group(scheduler, 3)
     assert outcome.group.rewards.tolist() == [1.0, 0.0]
+
+
+def test_a_member_that_fails_after_its_group_was_scored_is_not_scored_alone():
+    seen, again = [], []
+
+    def rank(task, answers):
+        seen.append(list(answers))
+        return rank_by_length(task, answers)
+
+    async def fails_late(task, model, reward):
+        answer = await model.chat().ask("x")
+        value = await reward(task, answer)
+        if answer == "333":
+            raise ValueError("late")
+        if answer == "22":
+            with pytest.raises(RewardError, match="asks for its group's reward again") as caught:
+                await reward(task, answer)
+            again.append(caught)
+        return value
+
+    said = iter(["1", "333", "22"])
+    scheduler = make_scheduler(fails_late, lambda request, text: next(said) + END, rank, retries=1, min_group=2)
+    outcome = run_group(scheduler, 3)
+    assert (seen, len(again)) == ([["1", "333", "22"]], 1)
+    assert [row.reward for row in outcome.group.experiences] == [0.0, None, 1.0]
+
+
+def test_a_group_that_could_not_be_scored_is_scored_together_when_it_is_tried_again():
+    seen = []
+
+    async def judged(task, answers):
+        seen.append(len(answers))
+        if len(seen) == 1:
+            raise EngineError("judge", "nobody answers")
+        return [1.0] * len(answers)
+
+    outcome = run_group(make_scheduler(SingleTurn(), "1" + END, judged, retries=1), 3)
+    assert (seen, outcome.refund) == ([3, 3], None)
+
+
+def test_a_group_reward_gets_as_many_experiences_as_answers():
+    async def asks_or_not(task, model, reward):
+        asked.append(1)
+        return await reward(task, await model.chat().ask("x") if len(asked) != 2 else "made up")
+
+    def both(task, answers, experiences):
+        return [float(len(row.tokens) > len(answer)) for answer, row in zip(answers, experiences, strict=True)]
+
+    asked = []
+    outcome = run_group(make_scheduler(asks_or_not, "1" + END, both, retries=0, min_group=2), 3)
+    assert outcome.group.rewards.tolist() == [1.0, 1.0]
+    assert "without asking the model" in outcome.failures[0]["error"]
 
 
 def test_a_reward_that_a_workflow_ignores_is_refused():
