@@ -298,7 +298,7 @@ class RunnerPool:
             self._hear(runner, run, Done(run=frame.run, error=frame.error))
         else:
             _settle(run, Done(run=frame.run, error=frame.error))
-            self._cancel(runner, frame.run)
+            self._take_back(runner, frame.run)
 
     async def _answer(self, runner: _Runner, run: _Run, frame: Ask | AskReward) -> None:
         try:
