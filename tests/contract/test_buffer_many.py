@@ -81,6 +81,20 @@ def test_one_bad_record_in_the_list_is_named_and_nothing_is_stored(world: Buffer
     run(work())
 
 
+def test_a_member_whose_numbers_have_another_type_than_the_others_is_named(world: BufferWorld):
+    async def work():
+        buffer = await world.start()
+        (one,) = await admit(buffer, "a")
+        group = make_group(one)
+        wide = group.experiences[1].replace(logprobs=group.experiences[1].logprobs.astype(np.float64))
+        mixed = group.with_records([group.experiences[0], wide])
+        with pytest.raises(RecordError, match="logprobs is float64; expected float32"):
+            await buffer.put_many([(mixed, mixed)])
+        assert (await buffer.stats())["puts"] == 0
+
+    run(work())
+
+
 def test_puts_at_the_same_time_stand_each_for_itself(world: BufferWorld):
     async def work():
         buffer = await world.start()
