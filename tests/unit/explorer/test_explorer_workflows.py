@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -142,7 +143,13 @@ def test_a_group_that_could_not_be_scored_is_scored_together_when_it_is_tried_ag
             raise EngineError("judge", "nobody answers")
         return [1.0] * len(answers)
 
-    outcome = run_group(make_scheduler(SingleTurn(), "1" + END, judged, retries=1), 3)
+    async def one_after_the_other(task, model, reward):
+        started.append(1)
+        await asyncio.sleep(0.03 * max(0, len(started) - 3))  # only those that are tried again
+        return await reward(task, await model.chat().ask("x"))
+
+    started = []
+    outcome = run_group(make_scheduler(one_after_the_other, "1" + END, judged, retries=1), 3)
     assert (seen, outcome.refund) == ([3, 3], None)
 
 
