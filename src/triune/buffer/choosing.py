@@ -11,7 +11,7 @@ from triune.buffer.fairness import Turns
 from triune.buffer.runs import Incarnation
 from triune.buffer.versions import Versions
 from triune.ports import LeaseOrder
-from triune.records import Source
+from triune.records import GroupId, Source
 
 WINDOW = 8
 """A priority chooses from the first `WINDOW x num` of each order it names, ..."""
@@ -74,7 +74,7 @@ class Found(NamedTuple):
 
     def is_of(self, run: str) -> bool:
         """Whether that run made it; versions of another one say nothing of its age."""
-        return bool(self.scope) or self.entry.startswith(f"{run}/")
+        return bool(self.scope) or self.entry.startswith(GroupId.prefix_of(run))
 
 
 _FAR = 1 << 62
@@ -147,7 +147,7 @@ class Choosing:
         now = _FAR if order.step is None else order.step + 1
         given: dict[str, Any] = {
             "buffer": order.buffer, "run": who.run, "floor": floor, "now": now, "rested": now - order.cooldown,
-            "uses": order.max_uses, "made_by": f"{who.run}/",
+            "uses": order.max_uses, "made_by": GroupId.prefix_of(who.run),
         }  # fmt: skip
         urgent = self._urgent(who.run, order, given)
         given |= {"class": 0, "before": self._horizon(who.run, order.ahead)}

@@ -33,6 +33,11 @@ class GroupId(msgspec.Struct, frozen=True, order=True):
     def __str__(self) -> str:
         return f"{_quote(self.run)}/{_quote(self.taskset)}/{_quote(self.task_key)}/{self.visit}"
 
+    @staticmethod
+    def prefix_of(run: str) -> str:
+        """With what the text of every id of a run begins."""
+        return f"{_quote(run)}/"
+
     @classmethod
     def parse(cls, text: str) -> GroupId:
         """Invert `str`.
